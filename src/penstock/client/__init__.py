@@ -12,6 +12,7 @@ ORDER = (
     "topology",
     "feeds",
     "signals",
+    "dashboard",
     "tap",
     "streams",
     "documents",

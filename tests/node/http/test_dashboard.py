@@ -93,7 +93,7 @@ def test_other_sites_cannot_act(node, web, headers):
 
 def test_page_and_its_files_allow_no_other_content(web):
     page = web.get(PAGE)
-    names = [file.name for file in files("penstock.node.http.dashboard").joinpath("static").iterdir()]
+    names = [file.name for file in files("penstock.client.dashboard").joinpath("static").iterdir()]
     for path in (PAGE, f"{PAGE}/state", *(f"{PAGE}/assets/{name}" for name in names)):
         answer = web.get(path)
         assert (answer.status, answer.headers["X-Content-Type-Options"]) == (200, "nosniff")
@@ -103,7 +103,7 @@ def test_page_and_its_files_allow_no_other_content(web):
     assert not re.findall(r"<style|\sstyle=|\son[a-z]+=|<script>|https?:", page.body.decode())
     known = web.get(PAGE, headers={"If-None-Match": page.headers["ETag"]})
     assert (known.status, known.body) == (304, b"")
-    assert web.get(f"{PAGE}/assets/..%2fdashboard_pages.py").status == 404
+    assert web.get(f"{PAGE}/assets/..%2fstatic_files.py").status == 404
 
 
 def test_state_has_the_numbers_of_stat(node, web):

@@ -158,7 +158,7 @@ def _print_addresses(node: Node, *, as_json: bool) -> None:
 
 def _make_dashboard_url(node: Node) -> str:
     """Return the address of the dashboard: over HTTPS if there is a port for it: other machines need it."""
-    from penstock.node.http.dashboard.static_files import PREFIX
+    from penstock.client.dashboard.static_files import PREFIX
 
     scheme, port = ("https", node.https_port) if node.https_port else ("http", node.http_port)
     host = f"[{node.host}]" if ":" in node.host else node.host

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from typing import Any, Final, NamedTuple
+from typing import Final, NamedTuple
 
+from penstock.client.dashboard.dashboard_document import ConnectionRow, TimingRow, VbucketRow
+from penstock.client.dashboard.lag_clock import LagClock
 from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.http.dashboard.endpoint_rows import make_endpoint_row
@@ -19,9 +21,6 @@ MAX_ENDPOINTS: Final = 500
 """Connections that a sample shows; the totals include all."""
 
 _QUANTILES = (0.5, 0.95, 0.99)
-
-VbucketRow = tuple[int, int, int, int, int, int]
-"""State, 0 for none; high seqno, persisted seqno, documents, changes left to send to the slowest stream, streams."""
 
 
 class BucketSample(NamedTuple):
@@ -39,37 +38,12 @@ class BucketSample(NamedTuple):
     at: float
     stats: dict[str, str]
     vbuckets: list[VbucketRow]
-    endpoints: list[dict[str, Any]]
-    timings: list[dict[str, Any]]
+    endpoints: list[ConnectionRow]
+    timings: list[TimingRow]
     cost: float
 
 
-class LagClock:
-    """Measures how long consumers have lacked changes, to the accuracy of the samples."""
-
-    def __init__(self) -> None:
-        self._behind_since: dict[BucketEndpoint, float] = {}
-
-    def measure(self, endpoint: BucketEndpoint, remaining: int, now: float) -> float:
-        """Return the seconds since a consumer had all changes.
-
-        Args:
-            endpoint: the connection.
-            remaining: number of changes that are left to send.
-            now: the time, in seconds.
-        """
-        if not remaining:
-            self._behind_since.pop(endpoint, None)
-            return 0.0
-        return now - self._behind_since.setdefault(endpoint, now)
-
-    def forget_others(self, endpoints: set[BucketEndpoint]) -> None:
-        """Forget all connections but these."""
-        for endpoint in self._behind_since.keys() - endpoints:
-            del self._behind_since[endpoint]
-
-
-async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock) -> BucketSample:
+async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock[BucketEndpoint]) -> BucketSample:
     """Return a sample. Between two connections, the event loop serves other requests.
 
     Statistics and vbuckets belong to one moment, and come from the functions that STAT uses.
@@ -94,7 +68,7 @@ async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock
         cost += time.thread_time() - began
         await asyncio.sleep(0)
         began = time.thread_time()
-    vbuckets = [
+    vbuckets: list[VbucketRow] = [
         (
             0 if (history := vbucket.history).state is None else int(history.state),
             vbucket.changes.high_seqno,
@@ -111,15 +85,10 @@ async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock
     return BucketSample(node.machine.time(), stats, vbuckets, rows, timings, cost)
 
 
-def _list_timings(bucket: ServedBucket) -> list[dict[str, Any]]:
+def _list_timings(bucket: ServedBucket) -> list[TimingRow]:
     timed = [(task.name, task.times) for task in list_tasks(bucket)]
     timed.append(("stat", Histogram.merge(bucket.stat_times.values())))
     return [
-        {
-            "name": name,
-            "count": times.count,
-            "last": times.last,
-            "quantiles": [times.estimate_quantile(part) for part in _QUANTILES],
-        }
+        TimingRow(name, times.count, times.last, [times.estimate_quantile(part) for part in _QUANTILES])
         for name, times in timed
     ]

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final, NamedTuple
+from typing import Final
 
-from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.http.dashboard.bucket_sample import BucketSample, LagClock, gather_sample
+from penstock.client.dashboard.bucket_totals import make_rate_point
+from penstock.client.dashboard.dashboard_document import RatePoint
+from penstock.client.dashboard.lag_clock import LagClock
+from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
+from penstock.node.http.dashboard.bucket_sample import BucketSample, gather_sample
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.collection_stats import count_items
-from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["BucketSampler", "SamplerList"]
 
@@ -23,30 +25,6 @@ _LARGEST_SHARE = 0.02
 _POINTS: Final = 600
 _COLLECTION_SECONDS = 5.0
 _MAX_COLLECTIONS = 100
-
-
-class RatePoint(NamedTuple):
-    """Counters of a bucket at one moment. The page makes rates of two of them.
-
-    Attributes:
-        at: seconds since the epoch.
-        changes: seqnos of all active vbuckets together.
-        gets: commands that read documents, as STAT counts them.
-        sets: commands that store documents.
-        deletes: commands that delete documents.
-        items_sent: changes that all producers have sent.
-        bytes_sent: bytes that all producers have sent.
-        memory: bytes of memory.
-    """
-
-    at: float
-    changes: int
-    gets: int
-    sets: int
-    deletes: int
-    items_sent: int
-    bytes_sent: int
-    memory: int
 
 
 class BucketSampler:
@@ -64,7 +42,7 @@ class BucketSampler:
         self.seconds = SECONDS
         self._node = node
         self._bucket = bucket
-        self._lags = LagClock()
+        self._lags = LagClock[BucketEndpoint]()
         self._lock = asyncio.Lock()
         self._newest: BucketSample | None = None
         self._due_at = self._items_due_at = 0.0
@@ -85,7 +63,7 @@ class BucketSampler:
             if began >= self._items_due_at:
                 self._items_due_at = began + _COLLECTION_SECONDS
                 await self._count_items()
-            self.points.append(_make_point(newest))
+            self.points.append(make_rate_point(newest.at, [newest.stats], newest.vbuckets))
             self.seconds = max(SECONDS, newest.cost / _LARGEST_SHARE)
             # A viewer whose timer is a little early gets a new sample nevertheless.
             self._due_at = began + 0.9 * self.seconds
@@ -113,18 +91,3 @@ class SamplerList:
         if name not in self._samplers or self._samplers[name].bucket is not bucket:
             self._samplers[name] = BucketSampler(self._node, bucket)
         return self._samplers[name]
-
-
-def _make_point(sample: BucketSample) -> RatePoint:
-    stats, active = sample.stats, int(VbucketState.ACTIVE)
-    families = ("dcp", "upr", "tap")
-    return RatePoint(
-        at=sample.at,
-        changes=sum(row[1] for row in sample.vbuckets if row[0] == active),
-        gets=int(stats["cmd_get"]),
-        sets=int(stats["cmd_set"]),
-        deletes=int(stats["cmd_delete"]),
-        items_sent=sum(int(stats[f"ep_{family}_items_sent"]) for family in families),
-        bytes_sent=sum(int(stats[f"ep_{family}_total_bytes"]) for family in families),
-        memory=int(stats["mem_used"]),
-    )

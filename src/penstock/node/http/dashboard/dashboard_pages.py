@@ -13,15 +13,16 @@ import msgspec
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from penstock.client.dashboard.dashboard_document import VbucketDetail
+from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, find_file
 from penstock.errors import KeyNotFound
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.dashboard.bucket_sampler import SamplerList
 from penstock.node.http.dashboard.change_page import ChangePageReader, make_change_filter
-from penstock.node.http.dashboard.dashboard_document import DashboardDocument
 from penstock.node.http.dashboard.endpoint_rows import make_stream_row
 from penstock.node.http.dashboard.event_stream import EventStream
-from penstock.node.http.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, make_file_response
+from penstock.node.http.dashboard.viewer_documents import ViewerDocuments
 from penstock.node.http.pages.forms import FormErrors, read_body
 from penstock.node.http.pages.http_authentication import MISSING, Page, PageRequest
 from penstock.node.http.pages.http_state import HttpState
@@ -85,7 +86,7 @@ class _DashboardPages:
     async def show_state(self, request: PageRequest) -> Response:
         """Return the state of a bucket once."""
         sampler = self._samplers.find(_choose_bucket(request))
-        return _make_response(await DashboardDocument(request, sampler).make_next())
+        return _make_response(await ViewerDocuments(request, sampler).make_next())
 
     async def stream_state(self, request: PageRequest) -> Response:
         """Return the state of a bucket each second, as server-sent events."""
@@ -105,8 +106,8 @@ class _DashboardPages:
             for read in (read_vbucket_details, read_seqnos, read_durability):
                 for name, value in read(bucket, vbucket):
                     stats[name.partition(":")[2] or "state"] = str(value)
-        log = [[str(entry.vbuuid), entry.seqno] for entry in vbucket.history.failover_log]
-        return _make_response({"vbucket": vbucket.id, "stats": stats, "failover_log": log, "streams": streams})
+        log = [(str(entry.vbuuid), entry.seqno) for entry in vbucket.history.failover_log]
+        return _make_response(VbucketDetail(vbucket.id, stats, log, streams))
 
     async def list_newest(self, request: PageRequest) -> Response:
         """Return the newest changes of a vbucket."""
@@ -162,10 +163,13 @@ def make_dashboard_pages(http: HttpState) -> tuple[Page, ...]:
 
 
 def _show_file(request: PageRequest, name: str) -> Response:
-    found = make_file_response(name, request.http_request.headers.get("if-none-match"))
+    found = find_file(name)
     if found is None:
         raise HTTPException(404, MISSING, SECURITY_HEADERS)
-    return found
+    headers = found.make_headers()
+    if request.http_request.headers.get("if-none-match") == found.tag:
+        return Response(status_code=304, headers=headers)
+    return Response(found.content, headers={**headers, "content-type": found.media_type})
 
 
 def _choose_bucket(request: PageRequest) -> ServedBucket:

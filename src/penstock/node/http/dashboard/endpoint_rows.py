@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from penstock.client.dashboard.dashboard_document import ConnectionRow, VbucketStreamRow
+from penstock.client.dashboard.stat_rows import name_open_flags
 from penstock.node.buckets.endpoint_reports import EndpointReport, StreamRole
 from penstock.wire.codec.constants import MAX_SEQNO
-from penstock.wire.codec.flags import OpenFlag
 
 __all__ = ["find_phase", "make_endpoint_row", "make_stream_row"]
 
 
-def make_endpoint_row(report: EndpointReport, lag_seconds: float) -> dict[str, Any]:
+def make_endpoint_row(report: EndpointReport, lag_seconds: float) -> ConnectionRow:
     """Return a connection with the sums of its streams.
 
     Args:
@@ -19,31 +18,31 @@ def make_endpoint_row(report: EndpointReport, lag_seconds: float) -> dict[str, A
         lag_seconds: seconds since its consumer had all changes.
     """
     details = report.details
-    return {
-        "name": report.name,
-        "label": report.label,
-        "dialect": report.dialect,
-        "role": report.role.value,
-        "user": report.user,
-        "peer": report.peer,
-        "agent": report.agent,
-        "created": report.created,
-        "vbuckets": len({stream.vbucket for stream in report.streams}),
-        "streams": len(report.streams),
-        "flags": _name_flags(details.get("flags", 0)),
-        "filters": sorted({name for stream in report.streams for name in stream.filters}),
-        "items_sent": report.items_sent,
-        "bytes_sent": report.bytes_sent,
-        "bytes_unsent": report.bytes_unsent,
-        "bytes_acked": details.get("total_acked_bytes"),
-        "unacked": details.get("unacked_bytes"),
-        "window": details.get("max_buffer_bytes"),
-        "noop_interval": details.get("noop_tx_interval") if details.get("noop_enabled") else None,
-        "noop_answered": details.get("noop_answered") or None,
-        "lag_seqnos": report.items_remaining,
-        "lag_seconds": round(lag_seconds, 1),
-        "phase": find_phase(report),
-    }
+    return ConnectionRow(
+        name=report.name,
+        label=report.label,
+        dialect=report.dialect,
+        role=report.role.value,
+        user=report.user,
+        peer=report.peer,
+        agent=report.agent,
+        created=report.created,
+        vbuckets=len({stream.vbucket for stream in report.streams}),
+        streams=len(report.streams),
+        flags=name_open_flags(details.get("flags", 0)),
+        filters=sorted({name for stream in report.streams for name in stream.filters}),
+        items_sent=report.items_sent,
+        bytes_sent=report.bytes_sent,
+        bytes_unsent=report.bytes_unsent,
+        bytes_acked=details.get("total_acked_bytes"),
+        unacked=details.get("unacked_bytes"),
+        window=details.get("max_buffer_bytes", 0),
+        noop_interval=details.get("noop_tx_interval") if details.get("noop_enabled") else 0.0,
+        noop_answered=details.get("noop_answered") or None,
+        lag_seqnos=report.items_remaining,
+        lag_seconds=round(lag_seconds, 1),
+        phase=find_phase(report),
+    )
 
 
 def find_phase(report: EndpointReport) -> str:
@@ -59,7 +58,7 @@ def find_phase(report: EndpointReport) -> str:
     return "catching up" if report.items_remaining else "in step"
 
 
-def make_stream_row(report: EndpointReport, number: int) -> dict[str, Any]:
+def make_stream_row(report: EndpointReport, number: int) -> VbucketStreamRow:
     """Return one stream of a connection, for the vbucket that it sends.
 
     Args:
@@ -68,26 +67,19 @@ def make_stream_row(report: EndpointReport, number: int) -> dict[str, Any]:
     """
     stream = report.streams[number]
     end = stream.end_seqno
-    return {
-        "consumer": report.name,
-        "label": report.label,
-        "dialect": report.dialect,
-        "role": report.role.value,
-        "state": stream.state,
-        "start_seqno": stream.start_seqno,
-        "end_seqno": None if end is None or end >= MAX_SEQNO else end,
-        "vbuuid": str(stream.details["vb_uuid"]) if "vb_uuid" in stream.details else None,
-        "snap_start": stream.details.get("snap_start_seqno"),
-        "snap_end": stream.details.get("snap_end_seqno"),
-        "seqno": stream.details.get("last_sent_snap_end_seqno"),
-        "items_sent": stream.items_sent,
-        "bytes_sent": stream.bytes_sent,
-        "items_remaining": stream.items_remaining,
-    }
-
-
-def _name_flags(flags: int) -> list[str]:
-    """Return the names of DCP OPEN's flags, without PRODUCER, which all consumers send."""
-    known = [flag for flag in OpenFlag if flag & flags and flag is not OpenFlag.PRODUCER]
-    rest = flags & ~sum(OpenFlag)
-    return [*((flag.name or "").lower() for flag in known), *([f"0x{rest:x}"] if rest else [])]
+    return VbucketStreamRow(
+        consumer=report.name,
+        label=report.label,
+        dialect=report.dialect,
+        role=report.role.value,
+        state=stream.state,
+        start_seqno=stream.start_seqno,
+        end_seqno=None if end is None or end >= MAX_SEQNO else end,
+        vbuuid=str(stream.details["vb_uuid"]) if "vb_uuid" in stream.details else None,
+        snap_start=stream.details.get("snap_start_seqno"),
+        snap_end=stream.details.get("snap_end_seqno"),
+        seqno=stream.details.get("last_sent_snap_end_seqno"),
+        items_sent=stream.items_sent,
+        bytes_sent=stream.bytes_sent,
+        items_remaining=stream.items_remaining,
+    )

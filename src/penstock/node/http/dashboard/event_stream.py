@@ -9,10 +9,10 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from penstock.client.dashboard.static_files import SECURITY_HEADERS
 from penstock.node.auth.roles import Privilege
 from penstock.node.http.dashboard.bucket_sampler import BucketSampler
-from penstock.node.http.dashboard.dashboard_document import DashboardDocument
-from penstock.node.http.dashboard.static_files import SECURITY_HEADERS
+from penstock.node.http.dashboard.viewer_documents import ViewerDocuments
 from penstock.node.http.pages.http_authentication import PageRequest
 
 __all__ = ["EventStream"]
@@ -54,7 +54,7 @@ class EventStream(Response):
         return self._left or self._request.state.stopping or self._sampler.bucket.is_deleted
 
     async def _send_documents(self, send: Send) -> None:
-        document = DashboardDocument(self._request, self._sampler)
+        document = ViewerDocuments(self._request, self._sampler)
         name = self._sampler.bucket.store.name
         while not self._is_over:
             if not (self._request.is_user_current() and self._request.user.has_privilege(Privilege.SIMPLE_STATS, name)):

@@ -82,7 +82,7 @@ export class TailView {
     } catch (error) {
       if (run !== this.run) return;
       if (error.status && error.status < 500) { this.stop(`The filter is not accepted: ${error.message}`); return; }
-      setText(this.state, "The node does not answer. Trying again.");
+      setText(this.state, "The server does not answer. Trying again.");
     }
     setTimeout(() => this.#poll(run), POLL);
   }

@@ -1,5 +1,5 @@
 // The change-stream connections of the bucket, and how an administrator ends one.
-import { formatBytes, formatNumber, formatSeconds, make, makeTable, reconcile, setText, showEmpty } from "./dom.js";
+import { UNKNOWN, formatBytes, formatNumber, formatSeconds, isKnown, make, makeTable, reconcile, setText, showEmpty } from "./dom.js";
 import { bucketPath, postJson } from "./node_api.js";
 
 const COLUMNS = [["Connection", false], ["Dialect", false], ["Phase", false], ["Vbuckets", true], ["Lag", true], ["Sent", true], ["Unacknowledged", false], ["NOOP", true], ["Age", true], ["Action", true]];
@@ -19,6 +19,12 @@ export class StreamTable {
     const { endpoints, at } = document;
     this.bucket = document.bucket;
     this.mayEnd = document.user.may_end_streams;
+    this.table.region.querySelector("th:last-child").hidden = !this.mayEnd;
+    if (endpoints === null) {
+      setText(this.count, "");
+      showEmpty(this.place, "The server does not report its change streams.");
+      return;
+    }
     const streams = endpoints.reduce((sum, one) => sum + one.streams, 0);
     setText(this.count, endpoints.length ? `${formatNumber(endpoints.length)} connections, ${formatNumber(streams)} streams` : "");
     if (!endpoints.length) {
@@ -57,16 +63,16 @@ export class StreamTable {
     parts.phase.className = `tag ${PHASES[one.phase] ?? ""}`;
     setText(parts.vbuckets, formatNumber(one.vbuckets));
     setText(parts.lag, formatNumber(one.lag_seqnos));
-    setText(parts.lagTime, one.lag_seqnos ? formatSeconds(one.lag_seconds) : "");
+    setText(parts.lagTime, one.lag_seqnos && isKnown(one.lag_seconds) ? formatSeconds(one.lag_seconds) : "");
     setText(parts.sent, formatBytes(one.bytes_sent));
-    setText(parts.items, `${formatNumber(one.items_sent)} changes`);
-    setText(parts.acked, one.window ? `${formatBytes(one.bytes_acked)} acknowledged` : "");
-    parts.meter.hidden = !one.window;
-    if (one.window) parts.meter.value = Math.min(1, one.unacked / one.window);
-    setText(parts.window, one.window ? `${formatBytes(one.unacked)} of ${formatBytes(one.window)}` : "no window");
-    setText(parts.noop, one.noop_answered ? `${formatSeconds(Math.max(0, Math.round(at - one.noop_answered)))} ago` : one.noop_interval ? "none yet" : "off");
-    setText(parts.age, formatSeconds(Math.max(0, Math.round(at - one.created))));
-    parts.end.hidden = !this.mayEnd;
+    setText(parts.items, isKnown(one.items_sent) ? `${formatNumber(one.items_sent)} changes` : "");
+    setText(parts.acked, one.window && isKnown(one.bytes_acked) ? `${formatBytes(one.bytes_acked)} acknowledged` : "");
+    parts.meter.hidden = !one.window || !isKnown(one.unacked);
+    if (!parts.meter.hidden) parts.meter.value = Math.min(1, one.unacked / one.window);
+    setText(parts.window, one.window ? `${formatBytes(one.unacked)} of ${formatBytes(one.window)}` : isKnown(one.window) ? "no window" : UNKNOWN);
+    setText(parts.noop, one.noop_answered ? `${formatSeconds(Math.max(0, Math.round(at - one.noop_answered)))} ago` : one.noop_interval ? "none yet" : isKnown(one.noop_interval) ? "off" : UNKNOWN);
+    setText(parts.age, !isKnown(one.created) ? UNKNOWN : formatSeconds(Math.max(0, Math.round(at - one.created))));
+    parts.end.parentElement.hidden = !this.mayEnd;
     parts.end.setAttribute("aria-label", `End ${one.label}`);
     parts.end.onclick = () => this.#confirm(one);
   }

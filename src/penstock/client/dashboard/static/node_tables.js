@@ -1,18 +1,18 @@
 // The smaller parts: totals, memory and disk, latencies, nodes, collections, users, all statistics.
-import { formatBytes, formatNumber, formatRate, formatSeconds, make, makeTable, reconcile, setText, showEmpty } from "./dom.js";
+import { UNKNOWN, formatBytes, formatNumber, formatRate, formatSeconds, isKnown, make, makeTable, reconcile, setText, showEmpty, withUnit } from "./dom.js";
 
 /** Show the totals. rates: of the charts. */
 export function showTotals(place, document, rates) {
-  const { stats, endpoints } = document;
-  const lag = endpoints.reduce((most, one) => (one.lag_seqnos > (most?.lag_seqnos ?? 0) ? one : most), null);
-  const quota = Number(stats.ep_max_size);
+  const { totals, endpoints } = document;
+  const known = (endpoints ?? []).filter((one) => isKnown(one.lag_seqnos));
+  const lag = known.reduce((most, one) => (one.lag_seqnos > (most?.lag_seqnos ?? 0) ? one : most), null);
   const tiles = [
-    ["Documents", formatNumber(Number(stats.curr_items)), `${formatNumber(Number(stats.vb_active_num))} active vbuckets`, "curr_items"],
-    ["Changes", `${formatRate(rates.changes)}/s`, `${formatRate(rates.items)}/s sent`],
-    ["Sent", `${formatBytes(rates.bytes)}/s`, endpoints.length === 1 ? "1 connection" : `${formatNumber(endpoints.length)} connections`],
-    ["Largest lag", lag ? formatNumber(lag.lag_seqnos) : "0", lag ? `${lag.label}, ${formatSeconds(lag.lag_seconds)}` : "all consumers in step"],
-    ["Memory", formatBytes(Number(stats.mem_used)), quota ? `of ${formatBytes(quota)}` : "no quota"],
-    ["Disk", document.on_disk ? formatBytes(Number(stats.ep_db_file_size)) : "–", document.on_disk ? `${formatNumber(Number(stats.ep_queue_size))} changes to write` : "bucket in memory"],
+    ["Documents", formatNumber(totals.documents), `${formatNumber(totals.active)} active vbuckets`, "curr_items"],
+    ["Changes", withUnit(formatRate(rates.changes), "/s"), `${withUnit(formatRate(rates.items), "/s")} sent`, "changes"],
+    ["Sent", withUnit(formatBytes(rates.bytes), "/s"), endpoints === null ? "connections unknown" : endpoints.length === 1 ? "1 connection" : `${formatNumber(endpoints.length)} connections`, "bytes_sent"],
+    ["Largest lag", lag ? formatNumber(lag.lag_seqnos) : endpoints !== null && known.length === endpoints.length ? "0" : UNKNOWN, lag ? `${lag.label}, ${formatSeconds(lag.lag_seconds)}` : endpoints === null ? "streams unknown" : known.length === endpoints.length ? "all consumers in step" : "that of some consumers is unknown", "lag"],
+    ["Memory", formatBytes(totals.memory), totals.quota ? `of ${formatBytes(totals.quota)}` : isKnown(totals.quota) ? "no quota" : "quota unknown", "mem_used"],
+    ["Disk", document.on_disk === false ? "–" : formatBytes(totals.disk), document.on_disk === false ? "bucket in memory" : `${formatNumber(totals.unpersisted)} changes to write`, "disk"],
   ];
   reconcile(place, tiles, ([title]) => title, ([title, , , stat]) =>
     make("div", {}, make("dt", {}, title), make("dd", { class: "value", "data-total": stat }), make("dd", { class: "note" })),
@@ -20,38 +20,40 @@ export function showTotals(place, document, rates) {
 }
 
 export function showStorage(place, document) {
-  const { stats } = document, number = (name) => Number(stats[name] ?? 0);
-  const live = number("ep_log_live_bytes"), dead = number("ep_log_dead_bytes"), quota = number("ep_max_size");
+  const { totals } = document;
+  const log = isKnown(totals.log_live) && isKnown(totals.log_dead) ? totals.log_live + totals.log_dead : null;
+  const part = log === null ? "" : ` (${log ? Math.round((100 * totals.log_dead) / log) : 0} %)`;
   const rows = [
-    ["Memory", quota ? `${formatBytes(number("mem_used"))} of ${formatBytes(quota)}` : formatBytes(number("mem_used")), quota ? number("mem_used") / quota : null],
-    ["Index in memory", formatBytes(number("ep_index_bytes"))],
-    ["Log, live", formatBytes(live)],
-    ["Log, superseded", `${formatBytes(dead)} (${live + dead ? Math.round((100 * dead) / (live + dead)) : 0} %)`],
-    ["Segments", formatNumber(number("ep_log_segments"))],
-    ...(document.on_disk ? [
-      ["Files", formatBytes(number("ep_db_file_size"))],
-      ["Changes to write", formatNumber(number("ep_queue_size"))],
-      ["Commits", `${formatNumber(number("ep_commit_num"))}, last ${formatSeconds(number("ep_commit_time") / 1000)}`],
-      ["Compactions", formatNumber(number("ep_compactions"))],
-    ] : []),
-    ["Refused changes", formatNumber(number("ep_oom_errors") + number("ep_tmp_oom_errors"))],
-    ...(stats.ep_storage_fault ? [["Fault", stats.ep_storage_fault]] : []),
+    ["Memory", totals.quota ? `${formatBytes(totals.memory)} of ${formatBytes(totals.quota)}` : formatBytes(totals.memory), totals.quota && isKnown(totals.memory) ? totals.memory / totals.quota : null],
+    ["Index in memory", formatBytes(totals.index)],
+    ["Log, live", formatBytes(totals.log_live)],
+    ["Log, superseded", `${formatBytes(totals.log_dead)}${part}`],
+    ["Segments", formatNumber(totals.segments)],
+    ...(document.on_disk === false ? [] : [
+      ["Files", formatBytes(totals.disk)],
+      ["Changes to write", formatNumber(totals.unpersisted)],
+      ["Commits", isKnown(totals.commit_seconds) ? `${formatNumber(totals.commits)}, last ${formatSeconds(totals.commit_seconds)}` : formatNumber(totals.commits)],
+      ["Compactions", formatNumber(totals.compactions)],
+    ]),
+    ["Refused changes", formatNumber(totals.refused)],
+    ...(totals.fault ? [["Fault", totals.fault]] : []),
   ];
   place.className = "storage";
   place.list ??= make("dl", { class: "facts" });
   if (place.firstChild !== place.list) place.replaceChildren(place.list);
-  reconcile(place.list, rows, ([name]) => name, ([name]) => make("div", {}, make("dt", {}, name), make("dd")), (child, [name, text, part]) => {
+  reconcile(place.list, rows, ([name]) => name, ([name]) => make("div", {}, make("dt", {}, name), make("dd")), (child, [name, text, used]) => {
     const value = child.children[1];
-    if (part === null || part === undefined) { setText(value, text); return; }
+    if (!isKnown(used)) { setText(value, text); return; }
     value.text ??= value.appendChild(make("span"));
     value.meter ??= value.appendChild(make("meter", { min: 0, max: 1, low: 0.75, high: 0.85, optimum: 0, "aria-label": `${name} in use` }));
     setText(value.text, text);
-    value.meter.value = Math.min(1, part);
+    value.meter.value = Math.min(1, used);
   });
 }
 
 /** Show rows of texts in a table. columns: [title, is a number, text of a row]. */
-function showRows(place, label, rows, columns, { keyOf, empty, classOf = () => null }) {
+export function showRows(place, label, rows, columns, { keyOf, empty, classOf = () => null }) {
+  if (!isKnown(rows)) { showEmpty(place, "The server does not report them."); return; }
   if (!rows.length) { showEmpty(place, empty); return; }
   place.table ??= makeTable(label, columns);
   if (place.firstChild !== place.table.region) place.replaceChildren(place.table.region);
@@ -75,7 +77,7 @@ export function showTimings(place, document) {
 export function showNodes(place, note, document) {
   const { nodes, rebalance } = document;
   const status = (row) => (row.membership === "inactiveFailed" ? "failed over" : row.status === "healthy" ? "healthy" : "lost");
-  setText(note, rebalance.running ? `rebalance runs${rebalance.progress === null ? "" : `, ${Math.round(100 * rebalance.progress)} % done`}` : rebalance.problem ? `the last rebalance failed: ${rebalance.problem}` : "");
+  setText(note, rebalance.running === null ? "whether a rebalance runs is unknown" : rebalance.running ? `rebalance runs${rebalance.progress === null ? "" : `, ${Math.round(100 * rebalance.progress)} % done`}` : rebalance.problem ? `the last rebalance failed: ${rebalance.problem}` : "");
   showRows(place, "Nodes of the cluster", nodes, [
     ["Node", false, (row) => (row.is_this ? `${row.address} (this one)` : row.address)],
     ["Status", false, (row) => `${status(row) === "healthy" ? "●" : "▲"} ${status(row)}`],

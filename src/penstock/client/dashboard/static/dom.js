@@ -60,15 +60,20 @@ export function makeTable(label, columns) {
   return { region: make("div", { class: "scroll", role: "region", "aria-label": `Table: ${label}`, tabindex: "0" }, table), body };
 }
 
+/** What the page shows for a value that the server does not tell. */
+export const UNKNOWN = "unknown";
+
+export const isKnown = (value) => value !== null && value !== undefined;
+
 const WHOLE = new Intl.NumberFormat("en-US", { maximumFractionDigits: 0 });
 
-export const formatNumber = (number) => (number === null || number === undefined ? "–" : WHOLE.format(number));
+export const formatNumber = (number) => (isKnown(number) ? WHOLE.format(number) : UNKNOWN);
 
 /** Return a rate: small ones with a decimal. */
-export const formatRate = (number) => (number > 0 && number < 9.95 ? number.toFixed(1) : WHOLE.format(number));
+export const formatRate = (number) => (!isKnown(number) ? UNKNOWN : number > 0 && number < 9.95 ? number.toFixed(1) : WHOLE.format(number));
 
 export function formatBytes(number) {
-  if (number === null || number === undefined) return "–";
+  if (!isKnown(number)) return UNKNOWN;
   const units = ["B", "kB", "MB", "GB", "TB"];
   let unit = 0;
   while (number >= 999.5 && unit < units.length - 1) { number /= 1000; unit += 1; }
@@ -76,13 +81,16 @@ export function formatBytes(number) {
 }
 
 export function formatSeconds(seconds) {
-  if (seconds === null || seconds === undefined) return "–";
+  if (!isKnown(seconds)) return UNKNOWN;
   if (seconds < 1e-3) return `${WHOLE.format(seconds * 1e6)} µs`;
   if (seconds < 1) return `${(seconds * 1e3).toPrecision(seconds < 0.1 ? 2 : 3)} ms`;
   if (seconds < 100) return `${seconds < 10 ? seconds.toFixed(1) : WHOLE.format(seconds)} s`;
   if (seconds < 6000) return `${WHOLE.format(seconds / 60)} min`;
   return seconds < 360000 ? `${WHOLE.format(seconds / 3600)} h` : `${WHOLE.format(seconds / 86400)} d`;
 }
+
+/** Return a number with a unit behind it, or that it is unknown. */
+export const withUnit = (text, unit) => (text === UNKNOWN ? text : `${text}${unit}`);
 
 export const formatTime = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 

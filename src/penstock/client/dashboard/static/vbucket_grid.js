@@ -1,11 +1,11 @@
 // The grid: one cell a vbucket. Colour and shape show the state, brightness the growth or the lag.
-import { make, setText } from "./dom.js";
+import { isKnown, make } from "./dom.js";
 
 export const STATES = ["absent", "active", "replica", "pending", "dead"];
 const LEVELS = ["0", "1", "10", "100", "1k", "10k"];
 
-/** Return the brightness of a number, 0 to 5: its power of ten. */
-export const findHeat = (number) => (number < 1 ? 0 : Math.min(5, 1 + Math.floor(Math.log10(number))));
+/** Return the brightness of a number, 0 to 5: its power of ten; "none" if the number is not known. */
+export const findHeat = (number) => (!isKnown(number) ? "none" : number < 1 ? 0 : Math.min(5, 1 + Math.floor(Math.log10(number))));
 
 /** Return a small cell as a key of a state or of a brightness. */
 export const makeSample = (state, heat = 2) => make("span", { class: "cell", "data-state": state, "data-heat": heat, "aria-hidden": "true" });
@@ -45,13 +45,14 @@ export class VbucketGrid {
     for (const row of rows) {
       const [id, , high] = row;
       const old = this.rows[id];
-      const grown = old && !isComplete ? Math.max(0, high - old[2]) / seconds : 0;
+      const grown = !isKnown(high) ? null : old && !isComplete && isKnown(old[2]) ? Math.max(0, high - old[2]) / seconds : 0;
       this.rows[id] = row;
       this.growth[id] = grown;
       if (grown) this.hot.add(id);
       this.#paint(id);
     }
-    for (const id of before) if (!this.hot.has(id) && this.rows[id]) { this.growth[id] = 0; this.#paint(id); }
+    if (isComplete) this.#drawLegend();
+    for (const id of before) if (!this.hot.has(id) && isKnown(this.rows[id]?.[2])) { this.growth[id] = 0; this.#paint(id); }
   }
 
   setMode(mode) {
@@ -121,7 +122,10 @@ export class VbucketGrid {
     const unit = this.mode === "growth" ? "changes/s" : "changes to send";
     const states = [1, 2, 3, 4].map((state) => make("span", {}, makeSample(state), STATES[state]));
     const scale = make("span", { class: "scale" }, make("i", {}, `0 ${unit}`), LEVELS.map((_, heat) => makeSample(1, heat)), make("i", {}, "10k+"));
-    this.legend.replaceChildren(...states, scale);
+    const column = this.mode === "growth" ? 2 : 5;
+    const hasUnknown = this.rows.some((row) => row && !isKnown(row[column]));
+    this.legend.replaceChildren(...states, scale, ...(hasUnknown ? [make("span", {}, makeSample(1, "none"), `${unit} unknown`)] : []));
+
   }
 }
 

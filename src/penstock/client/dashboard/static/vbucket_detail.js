@@ -1,7 +1,7 @@
 // The panel beside the grid: all about one vbucket, and after a click its newest changes.
 import { drawBranches } from "./branch_graph.js";
 import { makeChange } from "./change_list.js";
-import { formatNumber, formatRate, formatVbuuid, make, makeTable, setText } from "./dom.js";
+import { UNKNOWN, formatNumber, formatRate, formatVbuuid, isKnown, make, makeTable, setText, withUnit } from "./dom.js";
 import { bucketPath, getJson } from "./node_api.js";
 import { STATES, makeSample } from "./vbucket_grid.js";
 
@@ -42,7 +42,7 @@ export class VbucketDetail {
     const row = id === null ? null : this.grid.rows[id];
     this.empty.hidden = Boolean(row);
     this.full.hidden = !row;
-    this.changesBox.hidden = id === null || id !== this.chosen;
+    this.changesBox.hidden = this.mayRead === null || id === null || id !== this.chosen;
     if (!row) return;
     const isOther = id !== this.shown;
     this.shown = id;
@@ -52,7 +52,7 @@ export class VbucketDetail {
     setText(this.facts.get("Persisted up to"), formatNumber(row[3]));
     setText(this.facts.get("Documents"), formatNumber(row[4]));
     setText(this.facts.get("Changes to send"), formatNumber(row[5]));
-    setText(this.facts.get("Growth"), `${formatRate(this.grid.growth[id] ?? 0)} changes/s`);
+    setText(this.facts.get("Growth"), withUnit(formatRate(this.grid.growth[id]), " changes/s"));
     if (isOther) this.#clearDetails();
     if (isMove || changed) {
       clearTimeout(this.timer);
@@ -61,7 +61,7 @@ export class VbucketDetail {
   }
 
   #build() {
-    this.empty = make("p", { class: "empty" }, "Point at a cell, or move to it with the keyboard: its seqnos, branches and streams are shown here. A click shows its newest changes.");
+    this.empty = make("p", { class: "empty" }, "Point at a cell, or move to it with the keyboard: its seqnos, branches and streams are shown here.");
     this.title = make("strong");
     this.state = make("span", { class: "state" });
     this.facts = new Map();
@@ -102,11 +102,11 @@ export class VbucketDetail {
     if (this.shown !== id) return;
     const { stats, failover_log: log, streams } = found;
     this.place.dataset.vbucket = id;
-    setText(this.facts.get("Vbuuid"), stats.uuid ? formatVbuuid(stats.uuid) : "–");
-    setText(this.facts.get("Snapshot"), stats.uuid ? `${formatNumber(+stats.last_persisted_snap_start)} to ${formatNumber(+stats.last_persisted_snap_end)}` : "–");
-    setText(this.facts.get("Purged up to"), formatNumber(+(stats.purge_seqno ?? 0)));
+    setText(this.facts.get("Vbuuid"), stats.uuid ? formatVbuuid(stats.uuid) : UNKNOWN);
+    setText(this.facts.get("Snapshot"), isKnown(stats.last_persisted_snap_end) ? `${formatNumber(+stats.last_persisted_snap_start)} to ${formatNumber(+stats.last_persisted_snap_end)}` : UNKNOWN);
+    setText(this.facts.get("Purged up to"), isKnown(stats.purge_seqno) ? formatNumber(+stats.purge_seqno) : UNKNOWN);
     const readers = streams.filter((one) => one.seqno !== null && one.seqno !== undefined).map((one) => ({ label: one.label, seqno: one.seqno }));
-    this.graph.replaceChildren(...(log.length ? [drawBranches({ log, high: Number(stats.high_seqno), readers, width: this.place.clientWidth })] : []));
+    this.graph.replaceChildren(...(log.length && isKnown(stats.high_seqno) ? [drawBranches({ log, high: Number(stats.high_seqno), readers, width: this.place.clientWidth })] : []));
     this.logBody.replaceChildren(...log.map(([vbuuid, seqno]) => make("tr", {}, make("td", { class: "mono" }, formatVbuuid(vbuuid)), make("td", { class: "number" }, formatNumber(seqno)))));
     this.streamsTable.body.replaceChildren(...streams.map((one) => make("tr", {},
       make("td", {}, one.label, make("span", { class: "sub" }, `${one.dialect}, ${one.role}`)),
@@ -125,6 +125,7 @@ export class VbucketDetail {
 
   async #loadChanges() {
     const id = this.chosen;
+    if (this.mayRead === null) return;
     if (!this.mayRead) {
       setText(this.changesNote, "Your user may not read the changes of this bucket.");
       return;

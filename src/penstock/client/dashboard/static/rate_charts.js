@@ -1,5 +1,5 @@
 // Rates of the last ten minutes, made of the counters of the samples.
-import { formatBytes, formatRate, formatSeconds, make, makeSvg, setText } from "./dom.js";
+import { formatBytes, formatRate, formatSeconds, isKnown, make, makeSvg, setText, withUnit } from "./dom.js";
 
 const SPAN = 600; // seconds
 const SPANS = [60, 120, 300, SPAN];
@@ -36,13 +36,13 @@ export class RateCharts {
   /** Return the newest rate of changes and of bytes that were sent, for the totals. */
   get newest() {
     const [before, last] = this.points.slice(-2);
-    if (!last) return { changes: 0, bytes: 0, items: 0 };
+    if (!last) return { changes: null, bytes: null, items: null };
     return { changes: rate(before, last, CHANGES), bytes: rate(before, last, BYTES_SENT), items: rate(before, last, ITEMS_SENT) };
   }
 }
 
-// A counter that was reset, or a vbucket that left, must not show as a negative rate.
-const rate = (before, after, column) => Math.max(0, after[column] - before[column]) / Math.max(0.001, after[AT] - before[AT]);
+// A counter that was reset, or a vbucket that left, must not show as a negative rate; one that is not told has none.
+const rate = (before, after, column) => !isKnown(before[column]) || !isKnown(after[column]) ? null : Math.max(0, after[column] - before[column]) / Math.max(0.001, after[AT] - before[AT]);
 
 function makeChart({ title, unit, series, format }) {
   const now = make("span", {}), begin = make("span", {}), most = make("span", {}), keys = make("span", { class: "buttons" });
@@ -56,15 +56,16 @@ function makeChart({ title, unit, series, format }) {
   function draw(points, at, span) {
     setText(begin, `${span / 60} min ago`);
     const values = series.map(({ column, isRate }) =>
-      points.slice(isRate ? 1 : 0).map((point, number) => [point[AT], isRate ? rate(points[number], point, column) : point[column]]));
+      points.slice(isRate ? 1 : 0).map((point, number) => [point[AT], isRate ? rate(points[number], point, column) : point[column]]).filter(([, value]) => isKnown(value)));
     const top = Math.max(1, ...values.flat().map(([, value]) => value));
     values.forEach((list, number) => lines[number].setAttribute("d", makePath(list, at, top, span)));
     if (area) area.setAttribute("d", values[0].length ? `${makePath(values[0], at, top, span)}V${HEIGHT}H${findX(values[0][0][0], at, span)}Z` : "");
-    const newest = values.map((list) => list.at(-1)?.[1] ?? 0);
-    setText(now, newest.map((value) => format(value) + unit).join(" · "));
-    const highest = Math.max(0, ...values.flat().map(([, value]) => value));
-    setText(most, `max ${format(highest)}${unit}`);
-    svg.setAttribute("aria-label", `${title}: now ${newest.map((value, number) => `${series[number].name ?? ""} ${format(value)}${unit}`.trim()).join(", ")}; highest ${format(highest)}${unit}`);
+    const newest = values.map((list) => list.at(-1)?.[1] ?? null);
+    const tell = (value) => withUnit(format(value), unit);
+    setText(now, newest.map(tell).join(" · "));
+    const highest = values.flat().length ? Math.max(0, ...values.flat().map(([, value]) => value)) : null;
+    setText(most, `max ${tell(highest)}`);
+    svg.setAttribute("aria-label", `${title}: now ${newest.map((value, number) => `${series[number].name ?? ""} ${tell(value)}`.trim()).join(", ")}; highest ${tell(highest)}`);
   }
 
   return { element, draw };

@@ -37,12 +37,14 @@ function show(found) {
   if (isOther) {
     document.title = `${found.bucket} · Penstock`;
     detail.reset(found.bucket, found.user.may_read_changes);
+    find("tail-card").hidden = found.user.may_read_changes === null;
+    find("cells-help").textContent = `Arrow keys move, Enter ${found.user.may_read_changes === null ? "keeps a vbucket beside the grid, Escape lets it go." : "shows the changes of a vbucket, Escape hides them."}`;
     tail.reset(found.bucket, found.user.may_read_changes);
   }
   showHeader(found);
   const shownRow = detail.shown === null ? null : grid.rows[detail.shown];
   grid.update(found.vbuckets, found.complete, Math.max(0.2, found.at - before));
-  detail.refresh(false, shownRow !== (detail.shown === null ? null : grid.rows[detail.shown]) || found.endpoints.length > 0);
+  detail.refresh(false, shownRow !== (detail.shown === null ? null : grid.rows[detail.shown]) || found.endpoints?.length > 0);
   charts.update(found.points, found.complete);
   showTotals(find("totals"), found, charts.newest);
   streams.update(found);
@@ -64,7 +66,8 @@ function showHeader(found) {
     select.replaceChildren(...found.buckets.map((name) => make("option", { value: name }, name)));
   if (document.activeElement !== select) select.value = found.bucket;
   setText(find("address"), found.node.address);
-  setText(find("viewer"), `${found.user.name || "no login"} · ${found.node.version} · up ${formatSeconds(found.node.uptime)}${found.node.lease ? ` · ${found.node.lease}` : ""}`);
+  const facts = [found.user.name || "no login", found.node.version ?? "version unknown", `up ${formatSeconds(found.node.uptime)}`, found.node.lease];
+  setText(find("viewer"), facts.filter(Boolean).join(" · "));
 }
 
 function showLost(sentence) {

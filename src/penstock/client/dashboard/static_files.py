@@ -8,9 +8,7 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
-from starlette.responses import Response
-
-__all__ = ["ASSETS", "PREFIX", "SECURITY_HEADERS", "make_file_response"]
+__all__ = ["ASSETS", "PREFIX", "SECURITY_HEADERS", "StaticFile", "find_file"]
 
 PREFIX: Final = "/_penstock"
 """The path of the page. Couchbase has no path that begins like it."""
@@ -39,35 +37,36 @@ _TYPES = {
 }
 
 
-class _StaticFile(NamedTuple):
+class StaticFile(NamedTuple):
+    """A file of the page.
+
+    Attributes:
+        content: its bytes.
+        media_type: for the header Content-Type.
+        tag: its entity tag. The response to a browser that has this one needs no body.
+    """
+
     content: bytes
     media_type: str
     tag: str
 
+    def make_headers(self) -> dict[str, str]:
+        """Return the headers of a response with or without the content."""
+        return {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": self.tag}
 
-def make_file_response(name: str, known_tag: str | None) -> Response | None:
-    """Return a file; None if there is no such file.
 
-    Args:
-        name: the name of the file.
-        known_tag: the entity tag that the browser has; the response to the newest one has no body.
-    """
-    found = _load_files().get(name)
-    if found is None:
-        return None
-    headers = {**SECURITY_HEADERS, "cache-control": "no-cache", "etag": found.tag}
-    if known_tag == found.tag:
-        return Response(status_code=304, headers=headers)
-    return Response(found.content, headers={**headers, "content-type": found.media_type})
+def find_file(name: str) -> StaticFile | None:
+    """Return a file by its name; None if there is no such file."""
+    return _load_files().get(name)
 
 
 @cache
-def _load_files() -> dict[str, _StaticFile]:
+def _load_files() -> dict[str, StaticFile]:
     """Return all files by name. They are read once: they are small, and belong to the version of the package."""
     found = {}
     for file in files(__package__).joinpath("static").iterdir():
         media_type = _TYPES.get(PurePosixPath(file.name).suffix)
         if media_type is not None:
             content = file.read_bytes()
-            found[file.name] = _StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
+            found[file.name] = StaticFile(content, media_type, f'"{hashlib.sha256(content).hexdigest()[:32]}"')
     return found

@@ -17,6 +17,11 @@ export class RollbackList {
 
   update(document) {
     const { rollbacks, rollback_count: total } = document;
+    if (rollbacks === null) {
+      setText(this.count, total === null ? "" : `${formatNumber(total)} demanded`);
+      showEmpty(this.place, "The server does not report its rollbacks.");
+      return;
+    }
     setText(this.count, total ? `${formatNumber(total)} since the bucket was opened${total > rollbacks.length ? `, the last ${rollbacks.length} shown` : ""}` : "");
     if (!rollbacks.length) {
       showEmpty(this.place, "No consumer had to roll back since the bucket was opened. After a failover, the branches and the common point are drawn here.");
