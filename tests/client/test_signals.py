@@ -21,10 +21,10 @@ import penstock
 from penstock import Consumer, FilePositions
 from penstock.client.signals.consumer_report import ConsumerReport, VbucketLag
 from penstock.client.signals.lag_samples import LagSamples
-from penstock.client.signals.metrics_listener import MetricsFlags, read_listener
 from penstock.client.signals.metrics_server import serve_collector
 from penstock.client.signals.report_metrics import METRICS, ReportCollector
 from penstock.client.signals.stream_counts import StreamCounts
+from penstock.client.signals.web_listener import read_listener
 from penstock.errors import UsageError
 from penstock.pytest import PenstockCluster
 from tests.patience import PATIENCE
@@ -168,7 +168,7 @@ def test_consumer_serves_its_metrics_while_it_is_open(cluster, store):
 )
 def test_invalid_place_of_metrics_is_refused(flags, problem):
     with pytest.raises(UsageError, match=re.escape(problem)):
-        read_listener(MetricsFlags(**flags))
+        read_listener(flags.get("metrics"), flags.get("metrics_login"))
 
 
 def get(port, path, login=None, method="GET"):
@@ -187,7 +187,7 @@ def get(port, path, login=None, method="GET"):
 def test_metrics_with_a_login_are_for_this_login(tmp_path):
     file = tmp_path / "login.json"
     file.write_text('{"username": "prometheus", "password": "käse"}')
-    listener = read_listener(MetricsFlags(metrics="localhost:0", metrics_login=str(file)))
+    listener = read_listener("localhost:0", str(file))
     assert listener is not None
     assert "käse" not in repr(listener)
     with serve_collector(ReportCollector(), listener) as port:

@@ -29,7 +29,7 @@ from penstock.client.connect.address import DEFAULT_URL, Address, Compression, C
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.filters.filter_options import FilterOptions
-from penstock.client.signals.metrics_listener import MetricsFlags, MetricsListener, read_listener
+from penstock.client.signals.web_listener import MetricsFlags, WebListener, read_listener
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.options import (
     BOOLEAN,
@@ -145,14 +145,14 @@ def tail(
     if sys.stdout.isatty() and not as_json:
         print(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
     address = override_options(resolve_address(url, username, password), read_shared_values(options, ConnectionOptions))
-    listener = read_listener(MetricsFlags(**read_shared_values(options, MetricsFlags)))
+    listener = read_listener(options.metrics, options.metrics_login)
     asyncio.run(_print_changes(address, options, listener, line, as_json=as_json))
 
 
 async def _print_changes(
     address: Address,
     options: TailOptions,
-    listener: MetricsListener | None,
+    listener: WebListener | None,
     line: Callable[[Change], str],
     *,
     as_json: bool,
@@ -182,7 +182,7 @@ async def _print_changes(
 
 @asynccontextmanager
 async def _reporting(
-    bucket: Bucket, stream: ChangeStream, options: TailOptions, listener: MetricsListener | None, *, as_json: bool
+    bucket: Bucket, stream: ChangeStream, options: TailOptions, listener: WebListener | None, *, as_json: bool
 ) -> AsyncIterator[None]:
     """Print reports and serve metrics while the block runs, if the options ask for them."""
     from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState

@@ -15,7 +15,7 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets, RecreatedBucket
-from penstock.client.signals.metrics_listener import MetricsFlags, MetricsListener, read_listener
+from penstock.client.signals.web_listener import MetricsFlags, WebListener, read_listener
 from penstock.errors import UsageError
 from penstock.options import list_options, nonempty, option, shared_option
 from penstock.spark.pipeline.definition.run_options import Trigger
@@ -127,9 +127,9 @@ def _run_pipeline(
     from penstock.spark.pipeline.run.pipeline_run import run_pipeline
     from penstock.spark.pipeline.run.run_metrics import serve_metrics
 
-    listener, metrics = read_listener(flags), definition.metrics
+    listener, metrics = read_listener(flags.metrics, flags.metrics_login), definition.metrics
     if listener is None and metrics is not None:
-        listener = MetricsListener(metrics.port, metrics.host, metrics.read_login())
+        listener = WebListener(metrics.port, metrics.host, metrics.read_login())
     sources = [source.name for source in definition.sources if not source.paused]
     with (
         ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,

@@ -25,9 +25,9 @@ from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
-from penstock.client.signals.metrics_listener import MetricsListener
 from penstock.client.signals.served_reports import serve_reports
 from penstock.client.signals.stream_counts import StreamCounts
+from penstock.client.signals.web_listener import WebListener
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
@@ -173,7 +173,7 @@ class Consumer:
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
         reporter = ConsumerReporter(self._bucket, self._read_state)
-        listener = None if self.metrics_port is None else MetricsListener(self.metrics_port)
+        listener = None if self.metrics_port is None else WebListener(self.metrics_port)
         serving = serve_reports(reporter, listener, meter=self._meter)
         self.metrics_port = await self._served.enter_async_context(serving)
         try:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter
-from penstock.client.signals.metrics_listener import MetricsListener
+from penstock.client.signals.web_listener import WebListener
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
@@ -49,7 +49,7 @@ async def repeat_reports(
 @asynccontextmanager
 async def serve_reports(
     reporter: ConsumerReporter,
-    listener: MetricsListener | None,
+    listener: WebListener | None,
     *,
     meter: Meter | None = None,
     seconds: float = REPORT_SECONDS,

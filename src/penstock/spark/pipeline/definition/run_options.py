@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from penstock.client.login.credentials import Credentials, read_credentials_file, resolve_credentials
 from penstock.client.login.password_options import PasswordOptions, choose_password
-from penstock.client.signals.metrics_listener import LOOPBACK
+from penstock.client.signals.web_listener import LOOPBACK
 from penstock.errors import UsageError
 from penstock.options import FILE, PORT, TEXT, check_limits, nonempty, number, option, shared_option
 

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.client.signals.metrics_listener import MetricsListener
 from penstock.client.signals.metrics_server import MeasuredWork, serve_collector
 from penstock.client.signals.report_metrics import OLDEST_SECONDS
+from penstock.client.signals.web_listener import WebListener
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
 __all__ = ["PipelineMetrics", "serve_metrics"]
@@ -109,7 +109,7 @@ def _find_source_problems(progress: SourceProgress | None) -> Iterator[str]:
 
 
 @contextmanager
-def serve_metrics(listener: MetricsListener | None, sources: Sequence[str | None] = ()) -> Iterator[PipelineMetrics]:
+def serve_metrics(listener: WebListener | None, sources: Sequence[str | None] = ()) -> Iterator[PipelineMetrics]:
     """Serve metrics, health and readiness while the block runs.
 
     Args:

@@ -1,4 +1,4 @@
-"""Where a consumer or a pipeline serves its metrics: address, port and login."""
+"""The address where a process serves metrics or a page: host, port and login."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from penstock.client.login.credentials import Credentials, read_credentials_file
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
-__all__ = ["LOOPBACK", "MetricsFlags", "MetricsListener", "read_listener"]
+__all__ = ["LOOPBACK", "MetricsFlags", "WebListener", "read_listener"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_PORT = 65535
@@ -32,28 +32,32 @@ class MetricsFlags:
 
 
 @dataclass(frozen=True, slots=True)
-class MetricsListener:
-    """The place where metrics are served.
+class WebListener:
+    """The address where a process serves metrics or a page.
 
     Raises UsageError if other machines reach the port and no login is required.
 
     Attributes:
         port: the port; 0 for any free port.
         host: the address to listen on.
-        login: the user name and password that requests for metrics must have; None: no login is required.
+        login: the user name and password that requests must have; None: no login is required.
+        purpose: the contents, for messages.
     """
 
     port: int
     host: str = LOOPBACK
     login: Credentials | None = field(default=None, repr=False)
+    purpose: str = "metrics"
 
     def __post_init__(self) -> None:
         if self.login is None and not _is_loopback(self.host):
-            raise UsageError(f"other machines reach metrics on {self.host}: expected a file with a login for them")
+            raise UsageError(
+                f"other machines reach {self.purpose} on {self.host}: expected a file with a login for them"
+            )
 
-    def make_url(self, port: int) -> str:
-        """Return the address of the metrics on the port that was taken."""
-        return f"http://{format_endpoint(self.host, port)}/metrics"
+    def make_url(self, port: int, path: str = "/metrics") -> str:
+        """Return the address of a path on the port that was taken."""
+        return f"http://{format_endpoint(self.host, port)}{path}"
 
 
 def _is_loopback(host: str) -> bool:
@@ -63,21 +67,29 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def read_listener(flags: MetricsFlags) -> MetricsListener | None:
-    """Return the place that a command's options name; None without one.
+def read_listener(
+    place: str | None, login_file: str | None, *, flag: str = "--metrics", purpose: str = "metrics"
+) -> WebListener | None:
+    """Return the address that a command's options name; None without one.
+
+    Args:
+        place: the option's [HOST:]PORT; None: it was not given.
+        login_file: the file with the login, the option FLAG-login.
+        flag: the name of the option.
+        purpose: the contents, for messages.
 
     Raises:
         UsageError: the options are invalid, or a login is missing.
     """
-    if flags.metrics is None:
-        if flags.metrics_login is not None:
-            raise UsageError("--metrics-login without --metrics")
+    if place is None:
+        if login_file is not None:
+            raise UsageError(f"{flag}-login without {flag}")
         return None
-    host, _, port = flags.metrics.rpartition(":")
+    host, _, port = place.rpartition(":")
     if not (port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT):
         raise UsageError(
-            f"--metrics is {flags.metrics!r}, expected a port from 0 to {_MAX_PORT}, or HOST:PORT such as 10.0.0.1:9464"
+            f"{flag} is {place!r}, expected a port from 0 to {_MAX_PORT}, or HOST:PORT such as 10.0.0.1:9464"
         )
     bare = host.removeprefix("[").removesuffix("]")
-    login = None if flags.metrics_login is None else read_credentials_file(flags.metrics_login)
-    return MetricsListener(int(port), bare or LOOPBACK, login)
+    login = None if login_file is None else read_credentials_file(login_file)
+    return WebListener(int(port), bare or LOOPBACK, login, purpose)
