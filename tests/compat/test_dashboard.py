@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from penstock.client.login.credentials import Credentials
 from penstock.node import Node
 from penstock.wire.codec.statuses import Status
+from tests.client.dashboards import run_dashboard, run_release
 from tests.compat.browser import open_browser, open_page
 from tests.compat.dashboard_scene import dashboard_url, lose_changes, open_consumer, read_history, resume
 from tests.compat.installed import AXE, find_browser, require_package
@@ -169,6 +172,16 @@ def test_grid_is_walked_with_the_keyboard(browser, node):
         assert shown.page.evaluate("() => document.activeElement.dataset.vbucket") is None
 
 
+def expect_accessible(shown):
+    """Check a page with axe, its width, and its console."""
+    # The page forbids scripts of others; Playwright's own world of scripts is not the page's.
+    shown.page.evaluate(AXE.read_text())
+    found = shown.page.evaluate("() => axe.run(document, {rules: {'target-size': {enabled: true}}})")
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
+    assert shown.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    assert shown.complaints == []
+
+
 @pytest.mark.parametrize("look", [{}, {"dark": True}, {"phone": True}, {"phone": True, "dark": True}], ids=str)
 def test_no_violation_of_accessibility(browser, node, look):
     with ExitStack() as stack:
@@ -184,12 +197,7 @@ def test_no_violation_of_accessibility(browser, node, look):
         shown.page.click("#stats-box summary")
         shown.wait_for(SHOWS, ["#rollbacks", "warehouse"])
         shown.wait_for(SHOWS, ["#detail .changes", "mutation"])
-        # The page forbids scripts of others; Playwright's own world of scripts is not the page's.
-        shown.page.evaluate(AXE.read_text())
-        found = shown.page.evaluate("() => axe.run(document, {rules: {'target-size': {enabled: true}}})")
-        assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
-        assert shown.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-        assert shown.complaints == []
+        expect_accessible(shown)
 
 
 def test_lost_nodes_are_shown_as_lost_and_come_back(browser, tmp_path):
@@ -208,3 +216,59 @@ def test_lost_nodes_are_shown_as_lost_and_come_back(browser, tmp_path):
         first.start()
         shown.wait_for(SHOWS, ["#link", "Live"])
         assert shown.page.is_hidden("#problem")
+
+
+@contextmanager
+def run_dashboard_process(*arguments):
+    """Run `penstock dashboard`, and yield the printed object."""
+    command = [sys.executable, "-m", "penstock", "dashboard", "--json", *arguments]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            yield json.loads(process.stdout.readline())
+        finally:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(PATIENCE) == 0
+
+
+def test_page_beside_a_server_has_its_numbers(browser, node):
+    with ExitStack() as stack:
+        client, consumer = (stack.enter_context(connected(node, "beer")) for _ in range(2))
+        for number in range(90):
+            client.set(b"%d" % number, b"{}", vbucket=number % 7)
+        open_consumer(consumer, "indexer", range(64), window=1000)
+        where = stack.enter_context(run_dashboard_process("--url", node.url("beer")))
+        shown = stack.enter_context(open_page(browser, where["dashboard"]))
+        assert "token" not in shown.page.url
+        shown.page.click("#stats-box summary")
+        shown.wait_for(SHOWS, ["[data-stat=cmd_set]", "90"])
+        found, known = shown.page.evaluate(STATS), read_stats(node)
+        assert found.keys() == known.keys()
+        assert {name for name in known if found[name] != known[name]} <= VOLATILE
+        assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
+        shown.page.focus('[data-vbucket="3"]')
+        shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
+        shown.wait_for(SHOWS, ["#detail", "indexer"])
+        assert shown.page.locator("#tail-card, #streams button").filter(visible=True).count() == 0
+        shown.page.reload()
+        shown.wait_for("() => document.body.dataset.at")
+        client.set(b"later", b"{}", vbucket=3)
+        shown.wait_for(SHOWS, ["[data-total=curr_items]", "91"])
+        assert shown.complaints == []
+        assert {url.split("/")[2] for url in shown.requests} == {f"127.0.0.1:{where['port']}"}
+
+
+@pytest.mark.parametrize("look", [{}, {"phone": True, "dark": True}], ids=str)
+def test_unknown_values_are_accessible_as_such(browser, look):
+    with ExitStack() as stack:
+        server = stack.enter_context(run_release("Couchbase 3.0.0"))
+        login = Credentials(server.user, server.password)
+        shown = stack.enter_context(open_page(browser, stack.enter_context(run_dashboard(server.url(), login)), **look))
+        assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "unknown"
+        shown.page.check("[name=mode][value=lag]")
+        shown.page.focus('[data-vbucket="1"]')
+        shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '1'")
+        names, values = (shown.page.locator(f".detail {one}").all_text_contents() for one in ("dt", "dd"))
+        facts = dict(zip(names, values, strict=True))
+        assert (facts["High seqno"], facts["Documents"], facts["Snapshot"]) == ("15", "unknown", "unknown")
+        expect_accessible(shown)

@@ -1,8 +1,8 @@
-"""`penstock top`: a live view of a bucket.
+"""`penstock top` and `penstock dashboard`: live views of a bucket, on a terminal and in a browser.
 
 In: samples of statistics, their rates, the screen and its keys. Out: statistics of single vbuckets and streams.
 """
 
-from penstock.cli.top import top_command
+from penstock.cli.top import dashboard_command, top_command
 
-__all__ = ["top_command"]
+__all__ = ["dashboard_command", "top_command"]

@@ -111,6 +111,7 @@ class ConnectionRow(Struct, kw_only=True):
     Attributes:
         name, label: its name, and the name to show.
         dialect, role: as `penstock streams list` has them.
+        node: HOST:PORT of its node; None where there is only one.
         user, peer, agent: of the consumer.
         created: seconds since the epoch.
         vbuckets, streams: numbers of them.
@@ -129,6 +130,7 @@ class ConnectionRow(Struct, kw_only=True):
     label: str
     dialect: str
     role: str
+    node: str | None = None
     user: str | None = None
     peer: str | None = None
     agent: str | None = None

@@ -114,6 +114,18 @@ class Nodes:
             owners = sorted({*self.map.owners} - {NO_NODE})
             return [(owner, await self._connect_owner(owner, first)) for owner in owners]
 
+    async def connect_reachable(self) -> list[NodeLink | None]:
+        """Return the connections to all nodes of the map, by their index; None for a node that cannot be reached."""
+        async with self._connecting:
+            first = await self._ensure_first()
+            found: list[NodeLink | None] = []
+            for index in range(len(self.map.endpoints)):
+                try:
+                    found.append(await self._connect_owner(index, first))
+                except (Error, OSError):
+                    found.append(None)
+            return found
+
     async def group_by_node(self, requests: Sequence[Request]) -> list[RequestPart]:
         """Return requests grouped by node. Raises VbucketsNotServed for vbuckets that currently have no node."""
         async with self._connecting:

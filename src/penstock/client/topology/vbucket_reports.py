@@ -11,6 +11,7 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, read_item_counts
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
+from penstock.client.topology.node_reports import BucketReport, request_node_reports
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.observed_copies import judge_copies, observe_copies
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, read_persisted_seqnos
@@ -94,6 +95,24 @@ class VbucketReports:
         async def ask() -> list[dict[str, str]]:
             timeout = self._address.options.operation_timeout
             return [await link.request_stats(group, timeout) for _, link in await self._nodes.connect_all()]
+
+        return await self._nodes.run_with_retry(ask)
+
+    async def all_node_stats(self, groups: Sequence[str]) -> BucketReport:
+        """Return groups of statistics of all nodes, as far as the nodes answer and have them."""
+        timeout = self._address.options.operation_timeout
+        return await self._nodes.run_with_retry(lambda: request_node_reports(self._nodes, groups, timeout))
+
+    async def owner_stats(self, vbucket: int, groups: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return groups of statistics of the node that has a vbucket, empty for a group that it does not have.
+
+        Raises the errors of `stats`.
+        """
+
+        async def ask() -> dict[str, dict[str, str]]:
+            link = (await self._nodes.connect_owners([vbucket]))[vbucket]
+            timeout = self._address.options.operation_timeout
+            return {group: await link.request_stats(group, timeout, optional=True) for group in groups}
 
         return await self._nodes.run_with_retry(ask)
 

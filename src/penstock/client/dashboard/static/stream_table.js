@@ -56,7 +56,7 @@ export class StreamTable {
   #updateRow(row, one, at) {
     const { parts } = row;
     setText(parts.label, one.label);
-    setText(parts.who, [one.user, one.peer, one.agent].filter(Boolean).join(" · "));
+    setText(parts.who, [one.node && `at ${one.node}`, one.user, one.peer, one.agent].filter(Boolean).join(" · "));
     setText(parts.more, [...one.flags, ...one.filters.map((name) => `filter: ${name}`)].join(", "));
     setText(parts.dialect, one.dialect);
     setText(parts.phase, one.phase);
