@@ -99,15 +99,25 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
     file = tmp_path / "pipeline.toml"
     file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n')
     assert on_beer("pipeline", "plan", file, "--json").json["lag"] == 16
-    with run_process("pipeline", "run", file) as process:
+    with run_process("pipeline", "run", file, "--dashboard", "0") as process:
         seen = [read_first_line(process.stdout)]
         while "rows/s" not in (line := read_first_line(process.stdout, wait=200)) or "lag 0 " not in line:
             seen.append(line)
         assert "Starting Spark." in "".join(seen)
-        address = seen[0].split()[-1]
+        address, page = seen[0].split()[-1], next(line for line in seen if line.startswith("Dashboard: ")).split()[-1]
+        place, _, token = page.partition("#token=")
+        assert place == address.replace("/metrics", "/_penstock")
         with urllib.request.urlopen(address, timeout=PATIENCE) as figures:
             assert 'penstock_pipeline_changelog_rows{source="beer"} 316.0' in figures.read().decode()
+        asked = urllib.request.Request(f"{place}/state", headers={"Authorization": f"Bearer {token}"})
+        with urllib.request.urlopen(asked, timeout=PATIENCE) as answer:
+            (source,) = json.load(answer)["sources"]
         (found,) = on_beer("pipeline", "status", file, "--json").json_lines
+        volatile = {"until", "rows_per_second", "bytes_per_second", "dependents"}
+        assert source["status"].keys() == found.keys()
+        assert {name for name in found if source["status"][name] != found[name]} <= volatile
+        assert sum(each["seqnos"] for each in found["lag_ranges"]) == found["lag"]
+        assert found["last_batch"]["rows"] == 16
         assert (found["state"], found["pid"], found["lag"]) == ("running", process.pid, 0)
         assert found["changelog"]["rows"] == 316
         code, _, err = on_beer("pipeline", "reset", lake, "--yes")

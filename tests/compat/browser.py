@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.compat.installed import find_browser
+from tests.compat.installed import AXE, find_browser
 from tests.patience import PATIENCE
 
-__all__ = ["DESKTOP", "PHONE", "open_browser", "open_page"]
+__all__ = ["DESKTOP", "PHONE", "expect_accessible", "open_browser", "open_page"]
 
 DESKTOP = {"width": 1320, "height": 900}
 PHONE = {"width": 390, "height": 844}
@@ -97,3 +97,13 @@ def open_page(
         yield watched
     finally:
         context.close()
+
+
+def expect_accessible(shown: WatchedPage) -> None:
+    """Check a page with axe, its width, and its console."""
+    # The page forbids scripts of others; Playwright's own world of scripts is not the page's.
+    shown.page.evaluate(AXE.read_text())
+    found = shown.page.evaluate("() => axe.run(document, {rules: {'target-size': {enabled: true}}})")
+    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
+    assert shown.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
+    assert shown.complaints == []

@@ -14,9 +14,9 @@ from penstock.client.login.credentials import Credentials
 from penstock.node import Node
 from penstock.wire.codec.statuses import Status
 from tests.client.dashboards import run_dashboard, run_release
-from tests.compat.browser import open_browser, open_page
+from tests.compat.browser import expect_accessible, open_browser, open_page
 from tests.compat.dashboard_scene import dashboard_url, lose_changes, open_consumer, read_history, resume
-from tests.compat.installed import AXE, find_browser, require_package
+from tests.compat.installed import find_browser, require_package
 from tests.node.membership.member_process import run_members
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
@@ -170,16 +170,6 @@ def test_grid_is_walked_with_the_keyboard(browser, node):
         assert shown.page.locator('[aria-selected="true"]').count() == 0
         shown.page.keyboard.press("Tab")
         assert shown.page.evaluate("() => document.activeElement.dataset.vbucket") is None
-
-
-def expect_accessible(shown):
-    """Check a page with axe, its width, and its console."""
-    # The page forbids scripts of others; Playwright's own world of scripts is not the page's.
-    shown.page.evaluate(AXE.read_text())
-    found = shown.page.evaluate("() => axe.run(document, {rules: {'target-size': {enabled: true}}})")
-    assert [(each["id"], each["nodes"][0]["html"][:200]) for each in found["violations"]] == []
-    assert shown.page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
-    assert shown.complaints == []
 
 
 @pytest.mark.parametrize("look", [{}, {"dark": True}, {"phone": True}, {"phone": True, "dark": True}], ids=str)

@@ -15,7 +15,7 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets, RecreatedBucket
-from penstock.client.signals.web_listener import MetricsFlags, WebListener, read_listener
+from penstock.client.signals.web_listener import DashboardFlags, MetricsFlags, WebListener, read_listener
 from penstock.errors import UsageError
 from penstock.options import list_options, nonempty, option, shared_option
 from penstock.spark.pipeline.definition.run_options import Trigger
@@ -67,12 +67,14 @@ Master = Annotated[
         "penstock pipeline run pipeline.toml",
         "penstock pipeline run --to ./lake --available-now",
         "penstock pipeline run --to ./lake --trigger 5 --max-changes 100000 --metrics 9100",
+        "penstock pipeline run pipeline.toml --dashboard 0",
         "penstock pipeline run pipeline.toml --metrics 10.0.0.1:9464 --metrics-login metrics.json",
         "penstock pipeline run pipeline.toml --master spark://10.0.0.1:7077",
     )
 )
 @add_options("source", SourceFlags)
 @add_options("metrics", MetricsFlags)
+@add_options("page", DashboardFlags)
 def run(
     context: typer.Context,
     file: File = None,
@@ -81,6 +83,7 @@ def run(
     available_now: AvailableNow = False,
     master: Master = None,
     metrics: dict[str, Any],
+    page: dict[str, Any],
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
@@ -104,9 +107,9 @@ def run(
         definition = read_definition(file)
     else:
         definition = define_bucket_pipeline(lake, url=url, username=username, password_file=password, **source)
+    listeners = _read_listeners(definition, MetricsFlags(**metrics), DashboardFlags(**page))
     print_result(
-        _run_pipeline(definition, MetricsFlags(**metrics), master, as_json=as_json, available_now=available_now),
-        as_json=as_json,
+        _run_pipeline(definition, listeners, master, as_json=as_json, available_now=available_now), as_json=as_json
     )
 
 
@@ -121,19 +124,30 @@ def _refuse_options(context: typer.Context) -> None:
 _SOURCE_FLAGS = {*(each.flag for each in list_options(SourceFlags).values()), "--url", "--username", "--password-file"}
 
 
-def _run_pipeline(
-    definition: PipelineDefinition, flags: MetricsFlags, master: str | None, *, as_json: bool, available_now: bool
-) -> tuple[SourceProgress, ...]:
-    from penstock.spark.pipeline.run.pipeline_run import run_pipeline
-    from penstock.spark.pipeline.run.run_metrics import serve_metrics
-
+def _read_listeners(
+    definition: PipelineDefinition, flags: MetricsFlags, page: DashboardFlags
+) -> tuple[WebListener | None, WebListener | None]:
+    """Return the addresses of the metrics and of the page."""
     listener, metrics = read_listener(flags.metrics, flags.metrics_login), definition.metrics
     if listener is None and metrics is not None:
         listener = WebListener(metrics.port, metrics.host, metrics.read_login())
-    sources = [source.name for source in definition.sources if not source.paused]
+    return listener, read_listener(page.dashboard, page.dashboard_login, flag="--dashboard", purpose="the dashboard")
+
+
+def _run_pipeline(
+    definition: PipelineDefinition,
+    listeners: tuple[WebListener | None, WebListener | None],
+    master: str | None,
+    *,
+    as_json: bool,
+    available_now: bool,
+) -> tuple[SourceProgress, ...]:
+    from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+    from penstock.spark.pipeline.run.run_metrics import serve_run
+
     with (
         ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,
-        serve_metrics(listener, sources) as figures,
+        serve_run(definition, *listeners) as figures,
     ):
 
         def follow(check: Callable[[], None]) -> tuple[SourceProgress, ...]:
@@ -144,7 +158,10 @@ def _run_pipeline(
 
             return run_pipeline(definition, available_now=available_now, master=master, report=report)
 
-        if figures.url is not None:
-            display.print_line(f"Prometheus metrics: {figures.url}")
+        for title, url in figures.urls.items():
+            display.print_line(f"{title}: {url}")
+        if as_json and "Dashboard" in figures.urls:
+            # Standard output has the progress alone, one form of object in each line.
+            print(f"Dashboard: {figures.urls['Dashboard']}", file=sys.stderr, flush=True)
         display.print_line("Starting Spark.")
         return run_interruptibly(follow)

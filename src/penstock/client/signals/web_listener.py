@@ -10,7 +10,7 @@ from penstock.client.login.credentials import Credentials, read_credentials_file
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
-__all__ = ["LOOPBACK", "MetricsFlags", "WebListener", "read_listener"]
+__all__ = ["LOOPBACK", "DashboardFlags", "MetricsFlags", "WebListener", "read_listener"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_PORT = 65535
@@ -28,6 +28,24 @@ class MetricsFlags:
     )
     metrics_login: str | None = option(
         FILE, 'file with the login of the metrics, {"username": ..., "password": ...}', default=None
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DashboardFlags:
+    """The options of commands that serve a page about their work."""
+
+    dashboard: str | None = option(
+        nonempty("a port", metavar="[HOST:]PORT"),
+        "serve a page about the run on this port of 127.0.0.1, or of HOST, which needs --dashboard-login if other "
+        "machines reach it; 0: any free port; may be the port of --metrics",
+        default=None,
+    )
+    dashboard_login: str | None = option(
+        FILE,
+        'file with the login of the page, {"username": ..., "password": ...}; without it, the printed address has a '
+        "token",
+        default=None,
     )
 
 

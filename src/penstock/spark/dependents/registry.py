@@ -148,6 +148,11 @@ class DependentKind(ABC):
         return AT_ONCE
 
     @property
+    def dead_letters(self) -> str | None:
+        """The directory of the rows that another system refused, None without one."""
+        return None
+
+    @property
     def sql_query(self) -> str | None:
         """The query over the view `changes` in Spark's SQL that the dependent runs, None without one."""
         return None

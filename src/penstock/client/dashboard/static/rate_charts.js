@@ -1,5 +1,5 @@
 // Rates of the last ten minutes, made of the counters of the samples.
-import { formatBytes, formatRate, formatSeconds, isKnown, make, makeSvg, setText, withUnit } from "./dom.js";
+import { UNKNOWN, formatBytes, formatRate, formatSeconds, isKnown, make, makeSvg, setText, withUnit } from "./dom.js";
 
 const SPAN = 600; // seconds
 const SPANS = [60, 120, 300, SPAN];
@@ -15,10 +15,11 @@ const CHARTS = [
 ];
 
 export class RateCharts {
-  constructor(place, span) {
+  /** charts: [{title, unit, series: [{name, column, isRate}], format}], with columns of the points. */
+  constructor(place, span, charts = CHARTS) {
     this.span = span;
     this.points = [];
-    this.charts = CHARTS.map((chart) => makeChart(chart));
+    this.charts = charts.map((chart) => makeChart(chart));
     place.replaceChildren(...this.charts.map((chart) => chart.element));
   }
 
@@ -62,7 +63,7 @@ function makeChart({ title, unit, series, format }) {
     if (area) area.setAttribute("d", values[0].length ? `${makePath(values[0], at, top, span)}V${HEIGHT}H${findX(values[0][0][0], at, span)}Z` : "");
     const newest = values.map((list) => list.at(-1)?.[1] ?? null);
     const tell = (value) => withUnit(format(value), unit);
-    setText(now, newest.map(tell).join(" · "));
+    setText(now, newest.some(isKnown) ? newest.map(tell).join(" · ") : UNKNOWN);
     const highest = values.flat().length ? Math.max(0, ...values.flat().map(([, value]) => value)) : null;
     setText(most, `max ${tell(highest)}`);
     svg.setAttribute("aria-label", `${title}: now ${newest.map((value, number) => `${series[number].name ?? ""} ${tell(value)}`.trim()).join(", ")}; highest ${tell(highest)}`);

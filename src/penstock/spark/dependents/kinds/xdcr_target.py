@@ -420,6 +420,11 @@ class XdcrTargetKind(DependentKind):
             given["errors"] = "deadletter"
         return {to_external_name(name): text for name, text in given.items()}
 
+    @property
+    def dead_letters(self) -> str | None:
+        """The directory of refused rows, None without one."""
+        return self.writer_options.get("dead_letter_path")
+
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> XdcrTarget:
         """Return the target of this declaration for a lake."""
         return XdcrTarget(lake, self.name, self.format_options(), transform=self.sql, lost=self.lost, spark=session)

@@ -1,19 +1,23 @@
-"""Metrics of a run for Prometheus, and its readiness, served by this process."""
+"""Metrics of a run for Prometheus, its readiness and its page, served by this process."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 
-from penstock.client.signals.metrics_server import MeasuredWork, serve_collector
+from penstock.client.dashboard.dashboard_site import DashboardSite
+from penstock.client.signals.metrics_server import MeasuredWork, MetricsSite
 from penstock.client.signals.report_metrics import OLDEST_SECONDS
 from penstock.client.signals.web_listener import WebListener
+from penstock.client.signals.web_server import Site, serve_sites
+from penstock.spark.pipeline.definition.definition import PipelineDefinition
+from penstock.spark.pipeline.state.pipeline_documents import PipelineSource
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["PipelineMetrics", "serve_metrics"]
+__all__ = ["PipelineMetrics", "ServedRun", "serve_run"]
 
 _COUNTERS = {
     "rows": "Rows written to the changelog by this run.",
@@ -43,13 +47,9 @@ class PipelineMetrics(MeasuredWork):
 
     Args:
         sources: names of all sources of the run; None for a source without a name.
-
-    Attributes:
-        url: the address of the metrics, None if they are not served.
     """
 
     def __init__(self, sources: Sequence[str | None] = ()) -> None:
-        self.url: str | None = None
         self._sources = sources
         self._updated_at = time.monotonic()
         self._newest: dict[str, SourceProgress] = {}
@@ -109,20 +109,59 @@ def _find_source_problems(progress: SourceProgress | None) -> Iterator[str]:
 
 
 @contextmanager
-def serve_metrics(listener: WebListener | None, sources: Sequence[str | None] = ()) -> Iterator[PipelineMetrics]:
-    """Serve metrics, health and readiness while the block runs.
+def serve_run(
+    definition: PipelineDefinition, metrics: WebListener | None, dashboard: WebListener | None
+) -> Iterator[ServedRun]:
+    """Serve metrics and the page of a run while the block runs: on one port if both have the same address.
 
     Args:
-        listener: where to serve them, None to serve nothing.
-        sources: names of all sources of the run.
+        definition: the pipeline.
+        metrics: where to serve metrics, health and readiness; None: nowhere.
+        dashboard: where to serve the page; None: nowhere.
 
     Yields:
-        The metrics to update.
+        The run's figures to update, and the addresses.
     """
-    figures = PipelineMetrics(sources)
-    if listener is None:
-        yield figures
-        return
-    with serve_collector(figures, listener) as port:
-        figures.url = listener.make_url(port)
-        yield figures
+    served = ServedRun(PipelineMetrics([source.name for source in definition.sources if not source.paused]))
+    sites: dict[tuple[str, int], tuple[WebListener, list[Site]]] = {}
+
+    def add_site(listener: WebListener, site: Site) -> None:
+        sites.setdefault((listener.host, listener.port), (listener, []))[1].append(site)
+
+    with ExitStack() as stack:
+        page: DashboardSite | None = None
+        if metrics is not None:
+            add_site(metrics, MetricsSite(served.metrics, metrics.login))
+        if dashboard is not None:
+            served.documents = PipelineSource(definition)
+            page = stack.enter_context(DashboardSite(served.documents, dashboard))
+            add_site(dashboard, page)
+        ports = {place: stack.enter_context(serve_sites(found, one)) for place, (one, found) in sites.items()}
+        if metrics is not None:
+            served.urls["Prometheus metrics"] = metrics.make_url(ports[metrics.host, metrics.port])
+        if dashboard is not None and page is not None:
+            served.urls["Dashboard"] = page.make_url(ports[dashboard.host, dashboard.port])
+        yield served
+
+
+class ServedRun:
+    """The figures of a run that are served.
+
+    Args:
+        metrics: those for Prometheus.
+
+    Attributes:
+        documents: those of the page; None: it is not served.
+        urls: the addresses by their titles.
+    """
+
+    def __init__(self, metrics: PipelineMetrics) -> None:
+        self.metrics = metrics
+        self.documents: PipelineSource | None = None
+        self.urls: dict[str, str] = {}
+
+    def update(self, progress: SourceProgress) -> None:
+        """Store the newest progress of a source."""
+        self.metrics.update(progress)
+        if self.documents is not None:
+            self.documents.update(progress)

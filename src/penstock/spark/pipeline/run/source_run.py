@@ -20,9 +20,9 @@ from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.value_fields import ValueFields
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
-from penstock.spark.pipeline.state.lag import compute_lag
+from penstock.spark.pipeline.state.lag import compute_lag, list_lag_ranges
 from penstock.spark.pipeline.state.resnapshot import locate_requests
-from penstock.spark.pipeline.state.run_progress import SourceProgress
+from penstock.spark.pipeline.state.run_progress import BatchTime, LagRange, SourceProgress
 from penstock.spark.source.offsets import Offset
 
 __all__ = ["SourceRun"]
@@ -144,13 +144,21 @@ class SourceRun:
         )
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:
-            lag, missing = self._measure_lag(last.sources[0].endOffset)
-            found = replace(found, batches=last.batchId + 1, lag=lag, missing_vbuckets=missing)
+            lag, missing, ranges = self._measure_lag(last.sources[0].endOffset)
+            batch = BatchTime(last.batchId, last.durationMs.get("triggerExecution", 0) / 1000, last.numInputRows)
+            found = replace(
+                found,
+                batches=last.batchId + 1,
+                lag=lag,
+                missing_vbuckets=missing,
+                lag_ranges=ranges,
+                last_batch=batch if batch.rows or found.last_batch is None else found.last_batch,
+            )
         self.progress, self._last_at = found, now
         return found
 
-    def _measure_lag(self, end_offset: str | None) -> tuple[int | None, tuple[int, ...]]:
-        """Return the lag, and the vbuckets that no node serves.
+    def _measure_lag(self, end_offset: str | None) -> tuple[int | None, tuple[int, ...], tuple[LagRange, ...]]:
+        """Return the lag, the vbuckets that no node serves, and the lag by ranges.
 
         The lag is None if the node does not answer in time. The query itself finds out whether that is an error.
         """
@@ -158,14 +166,16 @@ class SourceRun:
         # An unanswered request is awaited again by the next report, so a slow node has one request at a time.
         asked = self._high_seqnos = self._high_seqnos or self._request_high_seqnos()
         if asked not in wait([asked], LAG_SECONDS).done:
-            return None, before
+            return None, before, ()
         self._high_seqnos = None
         try:
             high_seqnos = asked.result()
         except Error:
-            return None, before
+            return None, before, ()
         wanted = range(self._vbuckets) if self._chosen is None else self._chosen
         missing = tuple(vbucket for vbucket in wanted if vbucket not in high_seqnos)
         if not end_offset:
-            return None, missing
-        return compute_lag(Offset.from_json(json.loads(end_offset)), high_seqnos, self._chosen), missing
+            return None, missing, ()
+        end = Offset.from_json(json.loads(end_offset))
+        ranges = list_lag_ranges(end, high_seqnos, self._vbuckets, self._chosen)
+        return compute_lag(end, high_seqnos, self._chosen), missing, ranges

@@ -88,6 +88,7 @@ class LakeStatus:
         until: the run's last report.
         error: the error that ended the run.
         lag, rows_per_second, bytes_per_second: as the run reported them last.
+        lag_ranges, last_batch, missing_vbuckets: as the run reported them last.
         version: the changelog's version.
         format: the format of the tables.
         changelog: the changelog's size, None before the first batch.
@@ -109,6 +110,9 @@ class LakeStatus:
     lag: int | None = None
     rows_per_second: float = 0.0
     bytes_per_second: float = 0.0
+    lag_ranges: tuple[dict[str, int], ...] = ()
+    last_batch: dict[str, float] | None = None
+    missing_vbuckets: tuple[int, ...] = ()
     version: int = -1
     format: str = "delta"
     changelog: TableSize | None = None
@@ -161,6 +165,9 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
         lag=progress.get("lag"),
         rows_per_second=progress.get("rows_per_second", 0.0),
         bytes_per_second=progress.get("bytes_per_second", 0.0),
+        lag_ranges=tuple(progress.get("lag_ranges", ())),
+        last_batch=progress.get("last_batch"),
+        missing_vbuckets=tuple(progress.get("missing_vbuckets", ())),
         version=version,
         format=lake.changelog_table.format,
         changelog=size,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-__all__ = ["DependentProgress", "ReportProgress", "RollbackEvent", "SourceProgress"]
+__all__ = ["BatchTime", "DependentProgress", "LagRange", "ReportProgress", "RollbackEvent", "SourceProgress"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,35 @@ class RollbackEvent:
 
     at: float
     vbuckets: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LagRange:
+    """The lag of some vbuckets together.
+
+    Attributes:
+        first, last: the first and the last vbucket.
+        seqnos: seqnos of the bucket that the changelog does not have yet.
+    """
+
+    first: int
+    last: int
+    seqnos: int
+
+
+@dataclass(frozen=True, slots=True)
+class BatchTime:
+    """The newest micro-batch of a query.
+
+    Attributes:
+        batch: its number.
+        seconds: its duration, from its plan to its commit.
+        rows: rows that it has read.
+    """
+
+    batch: int
+    seconds: float
+    rows: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +95,8 @@ class SourceProgress:
         dependents: the current table and the dependents.
         schema_changes: fields of values that the declared or inferred schema lacks.
         missing_vbuckets: vbuckets that no node serves, as the nodes reported last.
+        lag_ranges: the lag by ranges of vbuckets, empty if it is not known.
+        last_batch: the newest micro-batch.
     """
 
     source: str | None = None
@@ -82,6 +113,8 @@ class SourceProgress:
     dependents: tuple[DependentProgress, ...] = ()
     schema_changes: tuple[str, ...] = ()
     missing_vbuckets: tuple[int, ...] = ()
+    lag_ranges: tuple[LagRange, ...] = ()
+    last_batch: BatchTime | None = None
 
     @property
     def merged(self) -> int:
