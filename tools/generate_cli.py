@@ -13,6 +13,7 @@ from generated import publish, table
 
 from penstock.cli.base.app import FIRST_STEPS, app
 from penstock.cli.entry import register_commands
+from penstock.cli.outputs.output_schemas import OUTPUTS
 
 register_commands()
 
@@ -30,6 +31,10 @@ error. An error is one sentence; `penstock --debug COMMAND …` adds the traceba
 | 1 | failure at run time |
 | 2 | wrong usage: an invalid option, connection string, file or directory |
 | 130 | interrupted by Ctrl-C |
+
+With `--json`, a command prints JSON for programs: one object, or one object per line. `penstock schema COMMAND` prints
+its JSON Schema, and `penstock schema` lists the commands. Later versions may add fields, so programs must ignore
+unknown ones.
 
 A command tries to connect to a node for 30 seconds, with growing pauses; `?retrySeconds=N` at the end of the connection
 string changes that time. A server without a cluster map, such as memcached with its engine alone, needs
@@ -81,9 +86,28 @@ def section(name: str, command: Any) -> str:
             command.help,
             code(" ".join([name, "[OPTIONS]", *arguments])),
             table(("option", "meaning"), rows).rstrip(),
+            *describe_json(name.partition(" ")[2]),
             code("\n".join(line.removeprefix("$ ").replace("\\[", "[") for line in lines.splitlines())),
         ]
     )
+
+
+def describe_json(command: str) -> list[str]:
+    """Return a sentence about the JSON of a command; none if it prints no JSON."""
+    output = OUTPUTS.get(command)
+    if output is None:
+        return []
+    start = "each line is" if output.is_lines else "the output is"
+    kinds = ", or ".join(summarize_kind(kind) for kind in output.kinds)
+    return [f"With `--json`, {start} {kinds} (`penstock schema {command}`)."]
+
+
+def summarize_kind(kind: Any) -> str:
+    """Return the first sentence about a type of output, for the middle of a sentence."""
+    if not typing.is_typeddict(kind):
+        return "an object of texts by name"
+    sentence = inspect.cleandoc(kind.__doc__).partition("\n")[0].split(". ")[0].rstrip(".")
+    return sentence[:1].lower() + sentence[1:]
 
 
 def code(text: str) -> str:

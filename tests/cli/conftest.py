@@ -9,6 +9,7 @@ import pytest
 
 from penstock import Node
 from penstock.cli import main
+from tests.cli.output_checks import check_output
 
 
 class Outcome(NamedTuple):
@@ -39,7 +40,7 @@ def node():
 
 @pytest.fixture
 def run(capsys, monkeypatch):
-    """A function that runs a command in this process.
+    """A function that runs a command in this process, and checks its JSON against its schema.
 
     Example:
         outcome = run("load", "-", "--key", "id", stdin=b"...")
@@ -51,7 +52,9 @@ def run(capsys, monkeypatch):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin)))
         capsys.readouterr()
         code = main([str(argument) for argument in arguments])
-        return Outcome(code, *capsys.readouterr())
+        outcome = Outcome(code, *capsys.readouterr())
+        check_output(arguments, outcome.out)
+        return outcome
 
     return run
 

@@ -19,6 +19,7 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import SetVbucket
+from tests.cli.output_checks import check_object
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutation, mutations
 from tests.client.test_tap_peers import closing, tap
@@ -294,7 +295,9 @@ def test_tail_prints_reports_and_serves_metrics(on_beer):
     shown = on_beer("tail", "--from", "beginning", "--until", "now", "--report", 0.001)
     assert " changes/s, " in shown.err
     shown = on_beer("tail", "--from", "beginning", "--until", "now", "--report", 0.001, "--json")
-    report = json.loads(shown.err.splitlines()[0])["report"]
+    found = json.loads(shown.err.splitlines()[0])
+    check_object("tail report", found)
+    report = found["report"]
     assert (report["bucket"], report["rollbacks"]) == ("beer", 0)
 
 

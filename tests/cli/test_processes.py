@@ -15,15 +15,25 @@ import pytest
 from penstock import Node
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
+from tests.cli.output_checks import check_object, check_output
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
 
+class _CheckedProcess(subprocess.Popen):
+    """A process of penstock. The JSON that `communicate` returns is compared with the schema of the command."""
+
+    def communicate(self, *given, **options):
+        out, err = super().communicate(*given, **options)
+        check_output(self.args[3:], out)
+        return out, err
+
+
 @contextmanager
 def run_process(*arguments, **environment):
     """Run penstock as a process, and kill it if it still runs at the end of the block."""
-    process = subprocess.Popen(
+    process = _CheckedProcess(
         [sys.executable, "-m", "penstock", *map(str, arguments)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -62,6 +72,7 @@ def test_serve_prints_its_address_and_ends_cleanly(number, run):
         "serve", "--port", 0, "--bucket", "beer", "--bucket", "wine", "--vbuckets", 8, "--json"
     ) as process:
         where = json.loads(read_first_line(process.stdout))
+        check_object("serve", where)
         assert where.keys() == {"url", "kv_port", "http_port", "dashboard", "pid"}
         assert where["dashboard"] == f"http://127.0.0.1:{where['http_port']}/_penstock"
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
@@ -87,6 +98,7 @@ def serving(directory, *options):
         "serve", "--port", 0, "--bucket", "beer", "--vbuckets", 8, "--data-dir", directory, "--json", *options
     ) as node:
         where = json.loads(read_first_line(node.stdout))
+        check_object("serve", where)
         yield node, where
 
 
@@ -180,6 +192,7 @@ def test_serve_follows_another_node(node, run):
     url = node.url("beer")
     with run_process("serve", "--port", 0, "--follow", url, "--protocol", "upr", "--json") as process:
         where = json.loads(read_first_line(process.stdout))
+        check_object("serve", where)
         assert (where["follow"], where["dialect"]) == (url, "upr")
         assert where["url"] == f"couchbase://127.0.0.1:{where['kv_port']}/beer"
         assert run("stats", "follow", "--url", where["url"], "--json").json["url"] == url

@@ -10,7 +10,7 @@ from penstock.version import __version__
 
 __all__ = ["ORDER", "main"]
 
-ORDER = ("base", "capture", "bucket", "node", "cluster", "pipeline", "doctor", "top")
+ORDER = ("base", "outputs", "capture", "bucket", "node", "cluster", "pipeline", "doctor", "top")
 """The packages. Each package imports only from those before it."""
 
 

@@ -38,6 +38,7 @@ COMMANDS = (
         "bucket.demo",
         "doctor",
         "top",
+        "outputs.schema_command",
     ),
 )
 """Modules of the commands, in the order of `penstock --help`."""

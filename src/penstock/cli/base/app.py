@@ -43,6 +43,7 @@ class Panel(StrEnum):
     DATA = "Documents and their changes"
     CLUSTER = "Several nodes"
     SPARK = "Spark"
+    TERMINAL = "Shells and programs"
 
 
 _LIKE_MARKUP = re.compile(r"\[(?=[a-z#/@])")

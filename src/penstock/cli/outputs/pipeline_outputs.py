@@ -1,0 +1,409 @@
+"""The JSON of the commands of `penstock pipeline`."""
+
+from __future__ import annotations
+
+from typing import Literal, NotRequired, TypedDict
+
+from penstock.cli.outputs.bucket_outputs import ChangeLine
+
+
+class RollbackLine(TypedDict):
+    """A rollback in the changelog, as a run reports it.
+
+    Attributes:
+        at: seconds since the epoch.
+        vbuckets: the vbuckets that were rolled back.
+    """
+
+    at: float
+    vbuckets: list[int]
+
+
+class DependentLine(TypedDict):
+    """The progress of the current table or of one dependent.
+
+    Attributes:
+        kind: current, or the kind of the dependent.
+        version: version of the changelog that was applied; -1 for none.
+        pending: rows of the changelog that were not applied yet.
+        applied_rows: rows that this run has applied.
+        merges: number of times that this run has applied rows.
+        merge_seconds: seconds that this run has spent on it.
+        error: reason why the last attempt failed; null if it succeeded.
+        failures: failed attempts in a row.
+    """
+
+    kind: str
+    version: int
+    pending: int
+    applied_rows: int
+    merges: int
+    merge_seconds: float
+    error: str | None
+    failures: int
+
+
+class RunLine(TypedDict):
+    """The progress of one source of a run. A line is printed when it changes.
+
+    Attributes:
+        source: name of the source; null without a file.
+        rows: rows that this run has written.
+        bytes: size of their files.
+        changelog_rows: all rows of the changelog.
+        lag: seqnos that the changelog lacks; null if the node does not answer.
+        batches: micro-batches so far.
+        version: version of the changelog.
+        rows_per_second: rate since the line before.
+        bytes_per_second: likewise, bytes.
+        rollbacks: vbuckets that were rolled back, counted each time.
+        last_rollback: the newest rollback in the changelog.
+        schema_changes: fields of values that the schema lacks.
+        missing_vbuckets: vbuckets that no node serves.
+        merged: version of the changelog that is merged into current; -1 for none.
+        dependents: name -> progress, of current and of the dependents.
+    """
+
+    source: str | None
+    rows: int
+    bytes: int
+    changelog_rows: int
+    lag: int | None
+    batches: int
+    version: int
+    rows_per_second: float
+    bytes_per_second: float
+    rollbacks: int
+    last_rollback: RollbackLine | None
+    schema_changes: list[str]
+    missing_vbuckets: list[int]
+    merged: int
+    dependents: dict[str, DependentLine]
+
+
+class ValidFile(TypedDict):
+    """A pipeline's file without errors.
+
+    Attributes:
+        file: the file.
+        valid: true; an invalid file is an error.
+        lake: directory of the tables.
+        format: format of the tables.
+        sources: names of the sources.
+        buckets: with --connect, a sentence about each bucket.
+    """
+
+    file: str
+    valid: bool
+    lake: str
+    format: str
+    sources: list[str]
+    buckets: list[str]
+
+
+class TableBytes(TypedDict):
+    """The size of a table.
+
+    Attributes:
+        rows: number of rows; null if unknown.
+        bytes: bytes on disk.
+        files: number of files.
+    """
+
+    rows: int | None
+    bytes: int
+    files: int
+
+
+class DependentState(TypedDict):
+    """The current table or one dependent.
+
+    Attributes:
+        name: its name.
+        kind: current, or the kind of the dependent.
+        version: version of the changelog that was applied; -1 for none.
+        pending: rows of the changelog that were not applied yet.
+        error: reason why the last attempt failed; null if it succeeded.
+        size: its size; null if it lies elsewhere.
+    """
+
+    name: str
+    kind: str
+    version: int
+    pending: int
+    error: str | None
+    size: TableBytes | None
+
+
+class DatedRollback(TypedDict):
+    """A rollback in the changelog.
+
+    Attributes:
+        at: time in ISO 8601.
+        vbuckets: the vbuckets that were rolled back.
+    """
+
+    at: str
+    vbuckets: list[int]
+
+
+class UndeclaredDependent(TypedDict):
+    """A dependent that has files, and is no longer declared.
+
+    Attributes:
+        name: its name.
+        kind: its kind.
+    """
+
+    name: str
+    kind: str
+
+
+class LakeState(TypedDict):
+    """The tables of one source, and their newest run.
+
+    Attributes:
+        lake: directory of the tables.
+        source: name of the source; null without a file.
+        state: new: no run yet; stopping: only its Java process still runs.
+        pid: process of the run.
+        since: start of the run in ISO 8601.
+        until: last report of the run in ISO 8601.
+        error: the error that ended the run.
+        lag: seqnos that the changelog lacks, as the run reported last.
+        rows_per_second: rate that the run reported last.
+        bytes_per_second: likewise, bytes.
+        version: version of the changelog.
+        format: format of the tables.
+        changelog: size of the changelog; null before the first batch.
+        dependents: the current table and the dependents.
+        last_rollback: the newest rollback.
+        schema_changes: fields of values that the schema lacks.
+        removed: dependents that have files, and are no longer declared.
+    """
+
+    lake: str
+    source: str | None
+    state: Literal["new", "running", "stopping", "ended", "killed"]
+    pid: int | None
+    since: str | None
+    until: str | None
+    error: str | None
+    lag: int | None
+    rows_per_second: float
+    bytes_per_second: float
+    version: int
+    format: str
+    changelog: TableBytes | None
+    dependents: list[DependentState]
+    last_rollback: DatedRollback | None
+    schema_changes: list[str]
+    removed: list[UndeclaredDependent]
+
+
+class StoppedLake(LakeState):
+    """The tables of one source after penstock pipeline stop.
+
+    Attributes:
+        was_running: whether a run wrote the tables before.
+    """
+
+    was_running: bool
+
+
+class PartLine(TypedDict):
+    """A table or a dependent in a plan.
+
+    Attributes:
+        name: its name.
+        kind: its format or its kind.
+        place: a directory, a file or an address.
+        description: a description in a few words.
+        is_new: whether it does not exist yet.
+    """
+
+    name: str
+    kind: str
+    place: str
+    description: str
+    is_new: bool
+
+
+class PlanLine(TypedDict):
+    """The plan for one source.
+
+    Attributes:
+        name: name of the source.
+        bucket: connection string of the bucket.
+        filters: options that decide which rows the tables have.
+        settings: other options that are given.
+        parts: tables and dependents.
+        lag: seqnos that the tables lack; null if the bucket does not answer.
+        unreachable: reason why the bucket does not answer; otherwise null.
+        refusal: error with which a run would end; otherwise null.
+        lake: the state of the tables.
+    """
+
+    name: str | None
+    bucket: str
+    filters: dict[str, str]
+    settings: dict[str, str]
+    parts: list[PartLine]
+    lag: int | None
+    unreachable: str | None
+    refusal: str | None
+    lake: LakeState
+
+
+class ResetPath(TypedDict):
+    """A file or directory of a reset.
+
+    Attributes:
+        path: its path.
+        removed: whether it was removed: with --yes.
+    """
+
+    path: str
+    removed: bool
+
+
+class TableRow(ChangeLine, total=False):
+    """A row of a table. Columns without a value are left out.
+
+    Attributes:
+        key_bytes_base64: the key of a document of current that is not UTF-8.
+        vbucket_range: partition of the row.
+    """
+
+    key_bytes_base64: str
+    vbucket_range: int
+
+
+class MaintainedTable(TypedDict):
+    """Files and bytes of a table before and after.
+
+    Attributes:
+        files_before: number of files before.
+        files_after: number of files after.
+        bytes_before: bytes before.
+        bytes_after: bytes after.
+    """
+
+    files_before: int
+    files_after: int
+    bytes_before: int
+    bytes_after: int
+
+
+class MaintenanceLine(TypedDict):
+    """The files and bytes of the tables of one source.
+
+    Attributes:
+        source: name of the source; null without a file.
+        changelog: the changelog.
+        current: the current table.
+        indexes: name -> index, where indexes were maintained too.
+    """
+
+    source: str | None
+    changelog: MaintainedTable
+    current: MaintainedTable
+    indexes: dict[str, MaintainedTable]
+
+
+class RetentionLine(TypedDict):
+    """The effect of a retention on the changelog of one source.
+
+    Attributes:
+        source: name of the source; null without a file.
+        rows_before: rows before.
+        rows_after: rows after.
+        bytes_before: bytes of the files before.
+        bytes_after: bytes of the files after.
+        oldest: the oldest state that is left, in ISO 8601; null if all are.
+        is_done: whether rows were dropped.
+    """
+
+    source: str | None
+    rows_before: int
+    rows_after: int
+    bytes_before: int
+    bytes_after: int
+    oldest: str | None
+    is_done: bool
+
+
+class ErasedTable(TypedDict):
+    """The erased part of a table, an index or dead letters.
+
+    Attributes:
+        table: its name.
+        kind: changelog, current, the kind of a dependent, or dead letters.
+        rows: number of rows.
+        files: number of replaced files.
+    """
+
+    table: str
+    kind: str
+    rows: int
+    files: int
+
+
+class ErasureLine(TypedDict):
+    """The result of an erasure for one source.
+
+    Attributes:
+        source: name of the source; null without a file.
+        documents: number of documents.
+        existing: number of these documents that current still had.
+        parts: the erased parts.
+        is_done: whether documents were erased: without --dry-run.
+    """
+
+    source: str | None
+    documents: int
+    existing: int
+    parts: list[ErasedTable]
+    is_done: bool
+
+
+class ResnapshotSummary(TypedDict):
+    """The result of a resnapshot.
+
+    Attributes:
+        vbuckets: the vbuckets to read again.
+        done: whether a run has read them.
+    """
+
+    vbuckets: list[int]
+    done: bool
+
+
+class FoundEntry(TypedDict):
+    """A document that an index has found. Columns without a value are left out.
+
+    Attributes:
+        key: the key.
+        key_bytes_base64: the key if it is not UTF-8.
+        vbucket: number of the vbucket.
+        collection_id: id of the collection.
+        scope: name of the scope.
+        collection: name of the collection.
+        seqno: seqno of the version.
+        history: number of rollbacks of the vbucket before the version.
+        value: find: the indexed value; a time is text in ISO 8601.
+        score: search: higher is better.
+        snippet: search: part of the text, with the found words in brackets.
+    """
+
+    key: NotRequired[str]
+    key_bytes_base64: NotRequired[str]
+    vbucket: int
+    collection_id: NotRequired[int]
+    scope: NotRequired[str]
+    collection: NotRequired[str]
+    seqno: int
+    history: int
+    value: NotRequired[str | float | bool]
+    score: NotRequired[float]
+    snippet: NotRequired[str]
