@@ -12,6 +12,7 @@ import typer.main
 from generated import publish, table
 
 from penstock.cli.base.app import FIRST_STEPS, app
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.entry import register_commands
 from penstock.cli.outputs.output_schemas import OUTPUTS
 
@@ -25,12 +26,7 @@ OPENING = """\
 `penstock COMMAND --help` shows the text of this page. Results go to standard output; errors and progress go to standard
 error. An error is one sentence; `penstock --debug COMMAND …` adds the traceback.
 
-| exit code | means |
-| --- | --- |
-| 0 | success |
-| 1 | failure at run time |
-| 2 | wrong usage: an invalid option, connection string, file or directory |
-| 130 | interrupted by Ctrl-C |
+EXIT_CODES
 
 With `--json`, a command prints JSON for programs: one object, or one object per line. `penstock schema COMMAND` prints
 its JSON Schema, and `penstock schema` lists the commands. Later versions may add fields, so programs must ignore
@@ -48,6 +44,8 @@ continues the streams from their positions on a new connection. After three such
 it ends with exit code 1.
 """
 
+EXIT_CODES = [(code.value, code.meaning) for code in ExitCode]
+
 
 def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Yield (full name, command) of all commands below a group, each group's in order."""
@@ -62,7 +60,11 @@ def commands(group: Any, path: str) -> Iterator[tuple[str, Any]]:
 
 def page() -> str:
     found = list(commands(typer.main.get_command(app), "penstock"))
-    parts = [OPENING, "First steps:", code("\n".join(FIRST_STEPS))]
+    parts = [
+        OPENING.replace("EXIT_CODES", table(("exit code", "means"), EXIT_CODES).rstrip()),
+        "First steps:",
+        code("\n".join(FIRST_STEPS)),
+    ]
     parts.append(table(("command", "effect"), [(link(name), summary(command)) for name, command in found]))
     parts += [section(name, command) for name, command in found]
     return "\n\n".join(part.strip("\n") for part in parts) + "\n"

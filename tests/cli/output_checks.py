@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from functools import cache
 from typing import Any
 
@@ -25,7 +26,7 @@ _KEYWORDS = {
 _cached_schema = cache(make_schema)
 
 
-def check_output(arguments: tuple[Any, ...], text: str) -> None:
+def check_output(arguments: Sequence[Any], text: str) -> None:
     """Check all that a command has printed, if it was asked for JSON."""
     words = [str(each) for each in arguments]
     if words[:1] == ["--debug"]:

@@ -13,6 +13,7 @@ from types import SimpleNamespace
 import pytest
 
 from penstock import Node
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetFailoverLog, SeqnoPersistence, Set, unpack_failover_log
 from tests.cli.output_checks import check_object, check_output
@@ -21,11 +22,12 @@ from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
 
-class _CheckedProcess(subprocess.Popen):
+class _CheckedProcess(subprocess.Popen[str]):
     """A process of penstock. The JSON that `communicate` returns is compared with the schema of the command."""
 
     def communicate(self, *given, **options):
         out, err = super().communicate(*given, **options)
+        assert isinstance(self.args, list)
         check_output(self.args[3:], out)
         return out, err
 
@@ -231,13 +233,28 @@ def test_port_in_use_is_a_failure_at_run_time(node):
 
 
 @pytest.mark.process
-def test_tail_follows_until_it_is_interrupted(node, on_beer):
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, ExitCode.INTERRUPTED), (signal.SIGTERM, ExitCode.TERMINATED)]
+)
+def test_tail_follows_until_it_is_stopped(node, on_beer, number, code):
     on_beer("load", "-", "--key", "id", stdin=b'{"id":"a"}\n')
     with run_process("tail", "--from", "beginning", "--json", PENSTOCK_URL=node.url("beer")) as process:
         assert json.loads(read_first_line(process.stdout))["key"] == "a"
         on_beer("load", "-", "--key", "id", stdin=b'{"id":"b"}\n')
         assert json.loads(read_first_line(process.stdout))["key"] == "b"
-        assert stop_process(process, signal.SIGINT) == (130, "", "")
+        assert stop_process(process, number) == (code, "", "")
+
+
+@pytest.mark.process
+def test_load_prints_its_summary_when_it_is_terminated(node):
+    command = ("load", "-", "--key", "id", "--on-error", "skip", "--json")
+    with run_process(*command, PENSTOCK_URL=node.url("beer")) as process:
+        process.stdin.write('{"id": 1}\nnonsense\n')
+        process.stdin.flush()
+        assert "line 2" in read_first_line(process.stderr)
+        code, out, err = stop_process(process, signal.SIGTERM)
+    assert (code, err) == (143, "")
+    assert json.loads(out)["loaded"] == 0
 
 
 @pytest.mark.process

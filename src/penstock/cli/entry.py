@@ -18,6 +18,8 @@ import typer
 import typer.main
 
 from penstock.cli.base.app import app
+from penstock.cli.base.exit_codes import ExitCode
+from penstock.cli.base.interrupt import ending_on_sigterm
 from penstock.cli.base.show import warn
 from penstock.errors import Error, UsageError
 from penstock.extras import describe_missing_extra
@@ -43,10 +45,6 @@ COMMANDS = (
 )
 """Modules of the commands, in the order of `penstock --help`."""
 
-FAILURE, WRONG_USAGE = 1, 2
-INTERRUPTED = 130
-"""128 plus the number of SIGINT, as shells report it."""
-
 
 def register_commands() -> None:
     """Import the modules of the commands, which registers them with the application."""
@@ -67,7 +65,7 @@ def run_command(given: list[str]) -> int:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     debug = "--debug" in given
     before, sys.excepthook = sys.excepthook, sys.excepthook if debug else _report_crash
-    with _log_on_stderr():
+    with _log_on_stderr(), ending_on_sigterm():
         code = _invoke(given, debug)
     sys.excepthook = before  # not in a finally clause: an unexpected exception must reach our hook
     return code
@@ -85,25 +83,25 @@ def _invoke(given: list[str], debug: bool) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except (KeyboardInterrupt, typer.Abort):
-        return INTERRUPTED
+        return ExitCode.INTERRUPTED
     except BrokenPipeError:
         # The reader closed the pipe. Without this, flushing the buffer at exit would fail again.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+        return ExitCode.FAILURE
     except typer.TyperException as error:
-        return _report_error(_describe_usage_error(error), error, WRONG_USAGE, debug)
+        return _report_error(_describe_usage_error(error), error, ExitCode.WRONG_USAGE, debug)
     except UsageError as error:
-        return _report_error(str(error), error, WRONG_USAGE, debug)
+        return _report_error(str(error), error, ExitCode.WRONG_USAGE, debug)
     except Error as error:
-        return _report_error(str(error), error, FAILURE, debug)
+        return _report_error(str(error), error, ExitCode.FAILURE, debug)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        return _report_error(f"{where}{error.strerror or error}", error, FAILURE, debug)
+        return _report_error(f"{where}{error.strerror or error}", error, ExitCode.FAILURE, debug)
     except ModuleNotFoundError as error:
         missing = describe_missing_extra(error)
         if missing is None:
             raise
-        return _report_error(f"this needs {missing}", error, FAILURE, debug)
+        return _report_error(f"this needs {missing}", error, ExitCode.FAILURE, debug)
 
 
 def _describe_usage_error(error: typer.TyperException) -> str:
@@ -128,7 +126,10 @@ def _report_error(sentence: str, error: BaseException, code: int, debug: bool) -
 def _report_crash(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     """Report an unexpected exception in one sentence, which names the option that shows the traceback."""
     _report_error(
-        f"unexpected {kind.__name__}: {error} (penstock --debug … prints the traceback)", error, FAILURE, debug=False
+        f"unexpected {kind.__name__}: {error} (penstock --debug … prints the traceback)",
+        error,
+        ExitCode.FAILURE,
+        debug=False,
     )
 
 

@@ -7,10 +7,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
+from penstock.cli.base.exit_codes import SIGNAL_BASE, SignalReceived
 from penstock.cli.base.option_parameters import make_annotation
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
 from penstock.client.login.credentials import Credentials, resolve_credentials
@@ -120,8 +122,21 @@ FIRST_STEPS = (
     "penstock demo   # runs all of these steps and compares the results",
 )
 
+
+class _CommandGroup(TyperGroup):
+    """All commands. A signal ends a command with the exit code that shells report for it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Return the result of a command."""
+        try:
+            return super().invoke(ctx)
+        except SignalReceived as stopped:  # Typer would end with the code of Ctrl-C
+            raise typer.Exit(SIGNAL_BASE + stopped.number) from None
+
+
 app = typer.Typer(
     name="penstock",
+    cls=_CommandGroup,
     add_completion=False,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -138,7 +153,8 @@ def _print_version(is_requested: bool) -> None:
 @app.callback(
     invoke_without_command=True,
     epilog="First steps:\n" + "\n".join(f"$ {line}" for line in FIRST_STEPS) + "\n\n"
-    "Run penstock COMMAND --help for the options of a command and an example.",
+    "Run penstock COMMAND --help for the options of a command and an example.\n\n"
+    "Exit codes: 0 success, 1 failure, 2 wrong usage, 130 Ctrl-C, 143 SIGTERM.",
 )
 def penstock(
     context: typer.Context,

@@ -6,38 +6,72 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from types import FrameType
 from typing import TypeVar
 
-__all__ = ["run_interruptibly", "run_until_signal"]
+from penstock.cli.base.exit_codes import SignalReceived
+
+__all__ = ["ending_on_sigterm", "run_interruptibly", "run_until_signal"]
 
 T = TypeVar("T")
 
 
-async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]], grace: float = 0.0) -> T | None:
+@contextmanager
+def ending_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM raise SignalReceived while the block runs, so that a command ends as with Ctrl-C.
+
+    Without effect outside the main thread, and where the process ignores SIGTERM or handles it already.
+    """
+
+    def end(number: int, frame: FrameType | None) -> None:
+        raise SignalReceived(number)
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+async def run_until_signal(
+    work: Callable[[asyncio.Event], Awaitable[T]], grace: float = 0.0, is_complete: Callable[[], bool] = lambda: True
+) -> T | None:
     """Run work on the event loop until it ends, or until SIGINT or SIGTERM.
 
     Args:
         work: called with an event that a signal sets.
         grace: seconds after a signal before the work is cancelled.
+        is_complete: called after a signal; returns whether the work has reached its goal.
 
     Returns:
         The result of the work, None if it was cancelled.
+
+    Raises:
+        SignalReceived: the work was cancelled before it was complete.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(work(stop))
 
-    def end() -> None:
+    received: list[int] = []
+
+    def end(number: int) -> None:
+        received.append(number)
         stop.set()
         loop.call_later(grace, running.cancel)
 
     for each in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(each, end)
+        loop.add_signal_handler(each, end, each)
     try:
         await asyncio.wait([running])
+        if received and running.cancelled() and not is_complete():
+            raise SignalReceived(received[0])
         return None if running.cancelled() else running.result()
     finally:
         running.cancel()
@@ -48,26 +82,25 @@ async def run_until_signal(work: Callable[[asyncio.Event], Awaitable[T]], grace:
 def run_interruptibly(work: Callable[[Callable[[], None]], T]) -> T:
     """Run work on its own thread, while the main thread waits for signals.
 
-    A second signal raises KeyboardInterrupt in the main thread at once; the other thread ends with the process.
+    A second signal raises SignalReceived in the main thread at once; the other thread ends with the process.
 
     Args:
         work: called with `check`. It must call `check()` from time to time, where it can stop: `check` raises
-            KeyboardInterrupt after SIGINT, SIGTERM or SIGHUP.
+            SignalReceived after SIGINT, SIGTERM or SIGHUP.
 
     Returns:
         The result of `work`.
     """
-    interrupted = threading.Event()
+    received: list[int] = []
     outcome: Future[T] = Future()
 
     def check() -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
+        if received:
+            raise SignalReceived(received[0])
 
     def on_signal(number: int, frame: FrameType | None) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
+        check()
+        received.append(number)
         print("Stopping; interrupt again to stop at once.", file=sys.stderr)
 
     def main() -> None:

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from penstock.cli.base.app import Panel, app, format_examples
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.interrupt import run_interruptibly
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, encode_compact_json, open_input, read_documents
 from penstock.cli.base.option_parameters import add_options
@@ -84,7 +85,7 @@ def demo(*, chosen: dict[str, Any]) -> None:
     with _open_directory(plan.lake) as place:
         console = Console(highlight=False, soft_wrap=True)
         if not run_interruptibly(lambda check: _DemoRun(plan, place, console, check).run()):
-            raise typer.Exit(1)
+            raise typer.Exit(ExitCode.FAILURE)
         if plan.lake is not None:
             console.print(f"The tables are in {plan.lake}: penstock pipeline show {plan.lake} current", markup=False)
 

@@ -20,6 +20,7 @@ from penstock.cli.base.app import (
     format_examples,
     resolve_address,
 )
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
 from penstock.cli.base.transfer_display import show_transfer
@@ -201,4 +202,4 @@ async def _restore(address: Address, path: Path, options: RestoreOptions, *, as_
     for refusal in counts.refusals:
         warn(f"refused: {refusal}")
     if counts.refused:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)

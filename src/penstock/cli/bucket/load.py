@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents
 from penstock.cli.base.show import format_json_line, warn
 from penstock.client.connect.address import DEFAULT_URL, Address
@@ -98,7 +99,7 @@ def load(
     with open_input(file) as source, _show_progress(source, done, hidden=as_json) as lines:
         asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
     if done.stopped_at_line is not None:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 async def _load(

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line, warn
 from penstock.client.connect.address import Address
 from penstock.client.discovery.endpoint import format_endpoint
@@ -58,7 +59,7 @@ def failover(
     print(_format_result(result, as_json=as_json))
     if result.lost:
         warn(f"no replica of vbuckets {format_ranges(result.lost, ', ')}: no node serves them")
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 async def _fail_over(lost: Address, others: list[Address]) -> FailoverResult:

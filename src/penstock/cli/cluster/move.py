@@ -137,9 +137,7 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
         finally:
             await publisher.close()
 
-    await run_until_signal(work)
-    if not is_done:
-        raise KeyboardInterrupt
+    await run_until_signal(work, is_complete=lambda: is_done)
 
 
 async def _place_replicas(

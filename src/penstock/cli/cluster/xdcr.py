@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
 from penstock.client.dumps.json_objects import make_json_object
@@ -96,7 +97,7 @@ def xdcr(
     for text in progress.refusals[:_SHOWN_REFUSALS]:
         warn(f"refused: {text}")
     if progress.refused:
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from penstock.cli.base.app import (
     format_examples,
     resolve_address,
 )
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.cli.doctor.finding import Finding, FindingState
 from penstock.client.connect.address import Address
@@ -35,9 +36,6 @@ _STYLES = {
 _WIDTH = max(map(len, FindingState))
 _LONGEST = 2000
 """Characters of a text that a server may have chosen."""
-
-PROBLEMS = 1
-"""The exit code if there is a problem."""
 
 
 @app.command(
@@ -82,7 +80,7 @@ def doctor(
     else:
         _print_findings(found, counts, has_server=address is not None)
     if counts[FindingState.PROBLEM]:
-        raise typer.Exit(PROBLEMS)
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 async def _list_server_findings(address: Address) -> list[Finding]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import StoreDamaged, UsageError
@@ -55,10 +56,10 @@ def check(
     With --json, each line is a bucket with its vbuckets and damages; a repair and
     a restored file add a line each.
     """
-    code = 0
+    code = ExitCode.SUCCESS
     for path in _find_buckets(directory):
         if not _check_bucket(path, repair=repair, as_json=as_json):
-            code = 1
+            code = ExitCode.FAILURE
     if code:
         raise typer.Exit(code)
 

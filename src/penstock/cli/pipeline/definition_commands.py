@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
@@ -94,7 +95,7 @@ def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     refusals = [source.refusal for source in sources if source.refusal is not None]
     if refusals:
         # A run ends with the first of them.
-        raise typer.Exit(2 if isinstance(refusals[0], UsageError) else 1)
+        raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(refusals[0], UsageError) else ExitCode.FAILURE)
 
 
 def _make_object(source: PlannedSource) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 import typer
 
+from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
 from penstock.client.topology.missing_vbuckets import format_ranges
 
@@ -149,4 +150,4 @@ def print_result(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
                 if each.error:
                     print(f"{name}{each.kind} {each.name} is {each.pending:,} rows behind: {each.error}")
     if any(each.error for progress in sources for each in progress.dependents):
-        raise typer.Exit(1)
+        raise typer.Exit(ExitCode.FAILURE)
