@@ -32,6 +32,9 @@ With `--json`, a command prints JSON for programs: one object, or one object per
 its JSON Schema, and `penstock schema` lists the commands. Later versions may add fields, so programs must ignore
 unknown ones.
 
+Shells complete commands, options, choices and files after `eval "$(penstock completion bash)"` in `~/.bashrc`, the same
+with `zsh` in `~/.zshrc`, or `penstock completion fish > ~/.config/fish/completions/penstock.fish`.
+
 A command tries to connect to a node for 30 seconds, with growing pauses; `?retrySeconds=N` at the end of the connection
 string changes that time. A server without a cluster map, such as memcached with its engine alone, needs
 `?vbucketCount=N` there, unless its statistics show all vbuckets.

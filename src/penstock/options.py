@@ -75,6 +75,7 @@ class OptionType:
         is_path: a relative path in a TOML file starts at the file's directory.
         scale: the factor from the command line's number to the value, where the command line has another unit.
         format: makes the text of a value; None: `format_option`.
+        words: words that a shell completes, where `value` does not list them.
     """
 
     read: Reader
@@ -85,11 +86,14 @@ class OptionType:
     is_path: bool = False
     scale: float | None = None
     format: Callable[[Any], str] | None = None
+    words: tuple[str, ...] = ()
 
 
-def parsed(read: Reader, value: Any = str, *, metavar: str | None = None, is_path: bool = False) -> OptionType:
+def parsed(
+    read: Reader, value: Any = str, *, metavar: str | None = None, is_path: bool = False, words: Iterable[str] = ()
+) -> OptionType:
     """Return the type of options that the function `read` parses."""
-    return OptionType(read, value, metavar=metavar, is_path=is_path)
+    return OptionType(read, value, metavar=metavar, is_path=is_path, words=tuple(map(str, words)))
 
 
 def nonempty(expected: str = "", *, metavar: str = "NAME", is_path: bool = False) -> OptionType:

@@ -17,7 +17,7 @@ from typing import Any
 import typer
 import typer.main
 
-from penstock.cli.base.app import app
+from penstock.cli.base.app import COMPLETION_VARIABLE, app
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.interrupt import ending_on_sigterm
 from penstock.cli.base.show import warn
@@ -41,6 +41,7 @@ COMMANDS = (
         "doctor",
         "top",
         "outputs.schema_command",
+        "completion_command",
     ),
 )
 """Modules of the commands, in the order of `penstock --help`."""
@@ -74,6 +75,10 @@ def run_command(given: list[str]) -> int:
 @cache
 def _build_group() -> Any:
     """Return the group of all commands. Cached: building it takes longer than a short command."""
+    if COMPLETION_VARIABLE in os.environ:
+        from typer.completion import completion_init  # type: ignore[attr-defined] # no other public module has it
+
+        completion_init()
     return typer.main.get_command(app)
 
 

@@ -23,6 +23,7 @@ from penstock.spark.source.bucket_options import BucketOptions
 from penstock.version import __version__
 
 __all__ = [
+    "COMPLETION_VARIABLE",
     "AsJson",
     "OptionalUrl",
     "Panel",
@@ -36,6 +37,10 @@ __all__ = [
     "resolve_address",
     "resolve_command_login",
 ]
+
+
+COMPLETION_VARIABLE = "_PENSTOCK_COMPLETE"
+"""The environment variable by which the script of a shell asks for completions."""
 
 
 class Panel(StrEnum):

@@ -76,6 +76,7 @@ def make_annotation(option: Option, *, required: bool = False, shown: str | bool
         envvar=option.environment,
         help=f"{option.doc[0].upper()}{option.doc[1:]}.",
         show_default=shown,
+        autocompletion=(lambda: takes.words) if takes.words else None,
     )
     return Annotated[kind if required else Optional[kind], declared]  # noqa: UP045 - the type is computed
 

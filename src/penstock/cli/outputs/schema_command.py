@@ -11,6 +11,16 @@ from penstock.cli.base.app import Panel, app, format_examples
 from penstock.errors import UsageError
 
 
+def _complete_command(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Return the words that may follow the given ones."""
+    from penstock.cli.outputs.output_schemas import OUTPUTS
+
+    given = ctx.params.get("command") or ()
+    commands = [name.split() for name in OUTPUTS]
+    matching = (words for words in commands if len(words) > len(given) and words[: len(given)] == [*given])
+    return [*dict.fromkeys(words[len(given)] for words in matching)]
+
+
 @app.command(
     rich_help_panel=Panel.TERMINAL,
     epilog=format_examples(
@@ -24,6 +34,7 @@ def schema(
             metavar="COMMAND...",
             help="A command, such as pipeline status. Default: list the commands.",
             show_default=False,
+            autocompletion=_complete_command,
         ),
     ] = None,
 ) -> None:

@@ -202,7 +202,7 @@ class ConnectionOptions:
         default=RecreatedBucket.ROLLBACK,
     )
     protocol: Dialect = option(
-        parsed(lambda _, name: parse_dialect(name), metavar="NAME"),
+        parsed(lambda _, name: parse_dialect(name), metavar="NAME", words=Dialect),
         "the dialect: tap, upr-draft, upr or dcp",
         default=Dialect.DCP,
     )
