@@ -32,6 +32,9 @@ With `--json`, a command prints JSON for programs: one object, or one object per
 its JSON Schema, and `penstock schema` lists the commands. Later versions may add fields, so programs must ignore
 unknown ones.
 
+Long commands show their progress on standard error: on a terminal with its rate and the time left, otherwise as a line
+every ten seconds. `--json` and `--quiet` hide it. `NO_COLOR` and `TERM=dumb` are obeyed.
+
 Shells complete commands, options, choices and files after `eval "$(penstock completion bash)"` in `~/.bashrc`, the same
 with `zsh` in `~/.zshrc`, or `penstock completion fish > ~/.config/fish/completions/penstock.fish`.
 

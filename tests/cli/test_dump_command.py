@@ -5,7 +5,7 @@ import json
 
 from rich.console import Console
 
-from penstock.cli.base import transfer_display
+from penstock.cli.base import work_display
 from penstock.client.dumps.bucket_dump import TransferProgress
 
 
@@ -57,7 +57,7 @@ def test_refused_changes_are_reported(run, target, tmp_path):
 
 def watch(capsys, progress):
     async def main():
-        async with transfer_display.show_transfer("beer.parquet", lambda: progress, is_quiet=False):
+        async with work_display.show_transfer("beer.parquet", lambda: progress, is_quiet=False):
             await asyncio.sleep(0.05)
 
     asyncio.run(main())
@@ -65,7 +65,7 @@ def watch(capsys, progress):
 
 
 def test_progress_is_a_line_where_there_is_no_terminal(capsys, monkeypatch):
-    monkeypatch.setattr(transfer_display, "_LINE_SECONDS", 0.001)
+    monkeypatch.setattr(work_display, "_LINE_SECONDS", 0.001)
     first = watch(capsys, TransferProgress(40, 30, 60)).splitlines()[0]
     assert first.startswith("beer.parquet: 50 %, 40 changes, ")
     assert first.endswith(" s left")

@@ -23,7 +23,7 @@ from penstock.cli.base.app import (
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
-from penstock.cli.base.transfer_display import show_transfer
+from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions
 from penstock.client.filters.filter_options import FilterOptions
 from penstock.options import (

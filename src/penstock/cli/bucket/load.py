@@ -5,10 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import stat
-import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
 
@@ -18,6 +17,7 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, ap
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents
 from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address
 
 if TYPE_CHECKING:
@@ -83,6 +83,7 @@ def load(
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress and print no summary.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Store the documents of a file of JSON lines in a bucket.
@@ -90,14 +91,29 @@ def load(
     Documents are stored as compact JSON in UTF-8, with their fields in the order
     of the file. Blank lines are ignored. Existing documents are replaced.
     """
+    from penstock.client.dumps.bucket_dump import TransferProgress
+
     done, address = LoadResult(), resolve_address(url, username, password)
 
     def report(bad: BadLine) -> bool:
         warn(f"{file} line {bad.line}: {bad.reason}")
         return on_error == "skip"
 
-    with open_input(file) as source, _show_progress(source, done, hidden=as_json) as lines:
-        asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, as_json=as_json))
+    with open_input(file) as source:
+        lines = _InputReader(source)
+
+        shown = show_transfer(
+            "standard input" if file == "-" else os.path.basename(file),
+            lambda: TransferProgress(done.loaded, lines.nbytes, lines.total),
+            is_quiet=quiet or as_json,
+            noun="documents",
+        )
+        try:
+            asyncio.run(_load(address, read_documents(lines, key, value), done, report, expiry=expiry, shown=shown))
+        finally:
+            # Also after a failure or Ctrl-C: the documents counted here are in the bucket.
+            if done.seconds and (as_json or not quiet):
+                print(format_json_line(asdict(done)) if as_json else done)
     if done.stopped_at_line is not None:
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -109,18 +125,17 @@ async def _load(
     report: Callable[[BadLine], bool],
     *,
     expiry: int,
-    as_json: bool,
+    shown: AbstractAsyncContextManager[None],
 ) -> None:
     from penstock.client.bucket import Bucket
 
     async with Bucket(address) as bucket:
         started = time.monotonic()
         try:
-            await load_documents(bucket, documents, done, report, expiry=expiry)
+            async with shown:
+                await load_documents(bucket, documents, done, report, expiry=expiry)
         finally:
-            # Also after a failure or Ctrl-C: the documents counted here are in the bucket.
-            done.seconds = round(time.monotonic() - started, 3)
-            print(format_json_line(asdict(done)) if as_json else done)
+            done.seconds = max(round(time.monotonic() - started, 3), 0.001)
 
 
 async def load_documents(
@@ -158,28 +173,23 @@ async def load_documents(
     done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
 
 
-@contextmanager
-def _show_progress(source: BinaryIO, done: LoadResult, *, hidden: bool) -> Iterator[Iterable[bytes]]:
-    """Yield the lines of `source`; on a terminal, show how much of it has been read."""
-    if hidden or not sys.stderr.isatty():
-        yield source
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn
+class _InputReader:
+    """Reads the lines of a file, and counts their bytes.
 
-    status = os.fstat(source.fileno())
-    total = status.st_size if stat.S_ISREG(status.st_mode) else None
-    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task("", total=total)
+    Attributes:
+        nbytes: bytes that were read.
+        total: size of the file; 0 if it is unknown, as for a pipe.
+    """
 
-        def lines() -> Iterator[bytes]:
-            started = time.monotonic()
-            for number, line in enumerate(source):
-                if number % 500 == 0:
-                    rate = done.loaded / max(time.monotonic() - started, 0.001)
-                    progress.update(task, description=f"{done.loaded} documents, {rate:,.0f}/s")
-                progress.advance(task, len(line))
-                yield line
+    def __init__(self, source: BinaryIO) -> None:
+        self._source = source
+        self.nbytes = 0
+        self.total = 0
+        with suppress(OSError):  # not a file of the system
+            status = os.fstat(source.fileno())
+            self.total = status.st_size if stat.S_ISREG(status.st_mode) else 0
 
-        yield lines()
+    def __iter__(self) -> Iterator[bytes]:
+        for line in self._source:
+            self.nbytes += len(line)
+            yield line

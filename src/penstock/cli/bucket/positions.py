@@ -15,6 +15,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import show_status
 from penstock.cli.bucket.position_places import STORE_HELP, StorePlace, list_stores, needs_bucket, open_store
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.client.topology.missing_vbuckets import format_ranges
@@ -175,7 +176,8 @@ async def _move_positions(place: PositionStore, bucket: Bucket, to: str, *, as_j
     if saved is not None:
         check_bucket(saved, current.uuid, current.vbuckets, str(place))
         current = replace(current, notes=saved.notes)
-    moved = replace(current, by_vbucket=await _find_positions(bucket, to))
+    with show_status(f"Searching {bucket.address}", is_quiet=as_json):
+        moved = replace(current, by_vbucket=await _find_positions(bucket, to))
     await place.write(moved)
     print(_format_summary(place, moved, as_json=as_json))
 

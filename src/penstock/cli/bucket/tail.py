@@ -6,6 +6,7 @@ import asyncio
 import json
 import shutil
 import sys
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from penstock.cli.base.app import (
 )
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.work_display import show_status
 from penstock.client.connect.address import DEFAULT_URL, Address, Compression, ConnectionOptions, MissingVbuckets
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
 from penstock.client.dumps.json_objects import make_json_object
@@ -92,6 +94,7 @@ class TailOptions:
     report: float | None = option(
         SECONDS, "print lag, rates and counts on standard error each time after so many seconds", default=None
     )
+    quiet: bool = option(BOOLEAN, "show no progress of --until now with redirected output", default=False)
     metrics: str | None = shared_option(MetricsFlags)
     metrics_login: str | None = shared_option(MetricsFlags)
 
@@ -165,11 +168,19 @@ async def _print_changes(
     vbuckets = sorted(set(options.vbuckets)) if options.vbuckets else None
     start: FirstStart = options.start if options.since is None else parse_time(options.since)
     filters, limit = read_shared_values(options, FilterOptions), options.limit
-    async with Bucket(address) as bucket, await bucket.stream(start, stop, vbuckets, **filters) as stream:
+    # A terminal that shows the changes needs no progress.
+    is_hidden = options.quiet or stop is None or sys.stdout.isatty()
+    counted, started = 0, time.monotonic()
+    async with AsyncExitStack() as stack:
+        show = stack.enter_context(show_status("Reading changes", is_quiet=is_hidden))
+        bucket = await stack.enter_async_context(Bucket(address))
+        stream = await stack.enter_async_context(await bucket.stream(start, stop, vbuckets, **filters))
         try:
             async with _reporting(bucket, stream, options, listener, as_json=as_json):
                 async for batch in stream:
                     changes = list_changes(batch)[:limit]
+                    counted += len(changes)
+                    show(f"{counted:,} changes, {counted / (time.monotonic() - started):,.0f}/s")
                     # One write for each batch; flushed, because a reader of the pipe waits for it.
                     print("\n".join(map(line, changes)), flush=True)
                     if limit is not None:

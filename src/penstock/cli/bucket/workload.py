@@ -16,6 +16,7 @@ from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.json_lines import BadLine, open_input, read_keys
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.bucket.random_changes import ChangeMix, Workload, WorkloadTally, read_live_keys
 from penstock.cli.bucket.samples import make_samples
 from penstock.client.connect.address import DEFAULT_URL, Address
@@ -62,6 +63,7 @@ def workload(
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Write sample documents to a file, or change the documents of a bucket.
@@ -81,7 +83,7 @@ def workload(
         return
     if "count" in chosen:
         raise UsageError("--count without --docs; use --changes to limit the changes")
-    tally = asyncio.run(_run_workload(resolve_address(url, username, password), plan, quiet=as_json))
+    tally = asyncio.run(_run_workload(resolve_address(url, username, password), plan, quiet=quiet or as_json))
     summary = {**asdict(tally), "changes": tally.changes, "rate": round(tally.rate, 1)}
     print(format_json_line(summary) if as_json else tally)
 
@@ -120,9 +122,21 @@ async def _run_workload(address: Address, plan: WorkloadPlan, *, quiet: bool) ->
     async with Bucket(address) as bucket:
         keys = await read_live_keys(bucket) if chosen is None else chosen
         engine = Workload(bucket, keys, mix=mix, rate=plan.rate, seed=plan.seed)
-        with _show_progress(hidden=quiet) as report:
+        with show_status("Changing documents; Ctrl-C stops.", is_quiet=quiet) as show:
+
+            def report(tally: WorkloadTally) -> None:
+                show(f"{tally}{_describe_rest(tally, plan)}; Ctrl-C stops.")
+
             await run_until_stopped(engine, changes=plan.changes, seconds=plan.duration, report=report)
     return engine.tally
+
+
+def _describe_rest(tally: WorkloadTally, plan: WorkloadPlan) -> str:
+    """Return the time that is left, or nothing if the plan has no limit."""
+    left = [] if plan.duration is None else [plan.duration - tally.seconds]
+    if plan.changes is not None and tally.rate:
+        left.append((plan.changes - tally.changes) / tally.rate)
+    return f", {max(min(left), 0):.0f} s left" if left else ""
 
 
 def _read_key_file(path: str) -> list[bytes]:
@@ -142,15 +156,3 @@ async def run_until_stopped(
     await run_until_signal(
         lambda stop: engine.run(stop, changes=changes, seconds=seconds, report=report), _STOP_SECONDS
     )
-
-
-@contextmanager
-def _show_progress(*, hidden: bool) -> Iterator[Callable[[WorkloadTally], None]]:
-    """Yield a function that shows the progress of the workload on a terminal."""
-    if hidden or not sys.stderr.isatty():
-        yield lambda tally: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("Changing documents; Ctrl-C stops.") as status:
-        yield lambda tally: status.update(f"{tally}; Ctrl-C stops.")

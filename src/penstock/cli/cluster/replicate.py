@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +22,7 @@ from penstock.cli.base.app import (
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.connect.address import Address
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
@@ -84,6 +84,7 @@ def replicate(
     target: _ToUrl = None,
     username: Username = None,
     password: PasswordFile = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Keep replicas of a bucket's vbuckets on another node.
@@ -113,7 +114,7 @@ def replicate(
         asyncio.run(_keep_replicas(origin, as_json=as_json))
         return
     options, destination = _make_options(wanted), resolve_address(target, username, password)
-    progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json))
+    progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json, is_quiet=quiet))
     if progress is not None:
         print(format_json_line(progress.to_dict()) if as_json else _format_summary(progress))
 
@@ -130,7 +131,7 @@ def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
 
 
 async def _replicate(
-    source: Address, target: Address, options: ReplicationOptions, *, as_json: bool
+    source: Address, target: Address, options: ReplicationOptions, *, as_json: bool, is_quiet: bool
 ) -> ReplicationProgress | None:
     """Return the last progress, None if there was none before a signal."""
     from penstock.client.replication.replicator import Replicator
@@ -139,7 +140,7 @@ async def _replicate(
 
     async def work(stop: asyncio.Event) -> None:
         async with Replicator(source, target, options) as replicator:
-            with _show_progress(as_json=as_json) as show:
+            with _show_progress(as_json=as_json, is_quiet=is_quiet) as show:
 
                 def report(progress: ReplicationProgress) -> None:
                     nonlocal last
@@ -179,18 +180,13 @@ async def _keep_replicas(source: Address, *, as_json: bool) -> None:
 
 
 @contextmanager
-def _show_progress(*, as_json: bool) -> Iterator[Callable[[ReplicationProgress], None]]:
+def _show_progress(*, as_json: bool, is_quiet: bool) -> Iterator[Callable[[ReplicationProgress], None]]:
     """Yield a function that shows the progress: as lines of JSON, or on a terminal."""
     if as_json:
         yield _make_line_printer()
         return
-    if not sys.stderr.isatty():
-        yield lambda progress: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("Connecting; Ctrl-C stops.") as status:
-        yield lambda progress: status.update(_format_state(progress))
+    with show_status("Connecting; Ctrl-C stops.", is_quiet=is_quiet) as show:
+        yield lambda progress: show(_format_state(progress))
 
 
 def _make_line_printer() -> Callable[[ReplicationProgress], None]:

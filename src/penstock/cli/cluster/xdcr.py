@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -19,6 +18,7 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, fo
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.errors import Error, UsageError
@@ -66,6 +66,7 @@ def xdcr(
             "--to-password-file", metavar="FILE", help="Password at the target.", show_default="--password-file"
         ),
     ] = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Replicate the changes of a bucket to another bucket.
@@ -92,7 +93,7 @@ def xdcr(
     )
     with _open_refused(refused) as on_refused:
         replication = BucketReplication(*addresses, options, on_refused=on_refused)
-        asyncio.run(_run_replication(replication, as_json=as_json))
+        asyncio.run(_run_replication(replication, as_json=as_json, is_quiet=quiet))
     progress = replication.progress
     for text in progress.refusals[:_SHOWN_REFUSALS]:
         warn(f"refused: {text}")
@@ -122,13 +123,13 @@ def _open_refused(path: str | None) -> Iterator[Callable[[RefusedRows], None] | 
         yield write_refused
 
 
-async def _run_replication(replication: BucketReplication, *, as_json: bool) -> None:
+async def _run_replication(replication: BucketReplication, *, as_json: bool, is_quiet: bool) -> None:
     """Replicate until the end or a signal, and print the numbers."""
     loop = asyncio.get_running_loop()
     running = asyncio.ensure_future(replication.run())
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, running.cancel)
-    reporting = asyncio.ensure_future(_report_progress(replication, as_json=as_json))
+    reporting = asyncio.ensure_future(_report_progress(replication, as_json=as_json, is_quiet=is_quiet))
     try:
         await asyncio.wait([running])
         if not running.cancelled():
@@ -142,11 +143,9 @@ async def _run_replication(replication: BucketReplication, *, as_json: bool) -> 
         print(format_json_line({**asdict(replication.progress), "done": True}) if as_json else replication.progress)
 
 
-async def _report_progress(replication: BucketReplication, *, as_json: bool) -> None:
+async def _report_progress(replication: BucketReplication, *, as_json: bool, is_quiet: bool) -> None:
     """Report rate and lag once a second, as JSON on standard output or on a terminal."""
-    if not as_json and not sys.stderr.isatty():
-        return
-    with _show_status(hidden=as_json) as show:
+    with show_status("Connecting; Ctrl-C stops.", is_quiet=as_json or is_quiet) as show:
         before, since = 0, time.monotonic()
         while True:
             await asyncio.sleep(_REPORT_SECONDS)
@@ -162,14 +161,3 @@ async def _report_progress(replication: BucketReplication, *, as_json: bool) -> 
             else:
                 behind = "unknown" if lag is None else f"{lag:,}"
                 show(f"{replication.progress}; {rate:,.0f}/s, lag {behind}; Ctrl-C stops.")
-
-
-@contextmanager
-def _show_status(*, hidden: bool) -> Iterator[Callable[[str], None]]:
-    if hidden:
-        yield lambda text: None
-        return
-    from rich.console import Console
-
-    with Console(stderr=True).status("Connecting; Ctrl-C stops.") as status:
-        yield status.update

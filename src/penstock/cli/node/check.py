@@ -12,6 +12,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import StoreDamaged, UsageError
 
@@ -38,6 +39,7 @@ def check(
     repair: Annotated[
         bool, typer.Option("--repair", help="Repair damaged buckets; replaced files are kept in DIR/damaged.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Verify the files of buckets, and report damage.
@@ -58,7 +60,7 @@ def check(
     """
     code = ExitCode.SUCCESS
     for path in _find_buckets(directory):
-        if not _check_bucket(path, repair=repair, as_json=as_json):
+        if not _check_bucket(path, repair=repair, as_json=as_json, is_quiet=quiet):
             code = ExitCode.FAILURE
     if code:
         raise typer.Exit(code)
@@ -78,7 +80,7 @@ def _find_buckets(path: Path) -> list[Path]:
     return found
 
 
-def _check_bucket(path: Path, *, repair: bool, as_json: bool) -> bool:
+def _check_bucket(path: Path, *, repair: bool, as_json: bool, is_quiet: bool) -> bool:
     """Return whether a bucket is intact, after its repair if `repair` is set."""
     from penstock.node.transport.machine import Machine
     from penstock.store.disk.bucket_files import Directory
@@ -98,7 +100,8 @@ def _check_bucket(path: Path, *, repair: bool, as_json: bool) -> bool:
             if not repair:
                 raise UsageError(f"{path}: a repair was interrupted; finish it with `penstock check --repair`")
             record = repairing.finish_repair(files, record)
-        report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=Machine().make_vbuuid)
+        with show_status(f"Checking {path}", is_quiet=is_quiet or as_json):
+            report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=Machine().make_vbuuid)
         print(
             format_json_line(_make_object(path, report)) if as_json else "\n".join(_format_report(path, report)),
             flush=True,

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error, NotSupported, UsageError
 
@@ -48,6 +49,7 @@ def compact(
     purge_age: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="With --data-dir: remove tombstones older than this.")
     ] = 259_200,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Compact all files of a bucket.
@@ -60,9 +62,12 @@ def compact(
     if data_dir is None:
         if bucket is not None:
             raise UsageError("--bucket needs --data-dir; for a running node, --url contains the bucket")
-        done = asyncio.run(_compact_on_node(resolve_address(url, username, password)))
+        address = resolve_address(url, username, password)
+        with show_status(f"Compacting {address}", is_quiet=quiet or as_json):
+            done = asyncio.run(_compact_on_node(address))
     else:
-        done = _compact_files(data_dir, bucket or "default", purge_age)
+        with show_status(f"Compacting {data_dir / (bucket or 'default')}", is_quiet=quiet or as_json):
+            done = _compact_files(data_dir, bucket or "default", purge_age)
     if as_json:
         print(format_json_line({"bucket": done.bucket, "bytes_before": done.before, "bytes_after": done.after}))
     else:

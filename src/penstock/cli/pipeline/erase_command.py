@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import FileOrLake, find_written_lakes
 from penstock.cli.pipeline.group import commands
 from penstock.errors import UsageError
@@ -42,6 +43,7 @@ def erase(
     ] = None,
     source: Annotated[str | None, typer.Option(metavar="NAME", help="Only the tables of this source.")] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count documents and rows.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Erase documents, with all their versions, from the files of tables.
@@ -69,7 +71,9 @@ def erase(
         if source not in (None, name):
             continue
         schema, letters = _find_declared(where_lake, name)
-        report = erase_documents(lake, DocumentSelection(given, where, schema, collection), letters, dry_run=dry_run)
+        selection = DocumentSelection(given, where, schema, collection)
+        with show_status(f"Erasing documents of {lake.path}", is_quiet=quiet or as_json):
+            report = erase_documents(lake, selection, letters, dry_run=dry_run)
         if as_json:
             print(format_json_line({"source": name, **asdict(report)}), flush=True)
         else:

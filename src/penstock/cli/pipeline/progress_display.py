@@ -28,11 +28,12 @@ class ProgressDisplay:
     A context manager: at its end the last lines stay on the terminal.
     """
 
-    def __init__(self, *, as_json: bool, on_terminal: bool) -> None:
+    def __init__(self, *, as_json: bool, on_terminal: bool, is_quiet: bool = False) -> None:
         self._as_json = as_json
+        self._is_quiet = is_quiet
         self._last: dict[str | None, SourceProgress] = {}
         self._live: Live | None = None
-        if on_terminal and not as_json:
+        if on_terminal and not as_json and not is_quiet:
             from rich.console import Console
             from rich.live import Live
 
@@ -48,14 +49,18 @@ class ProgressDisplay:
             self._live.stop()
 
     def print_line(self, text: str) -> None:
-        """Print a line, unless the output is JSON."""
-        if not self._as_json:
+        """Print a line, unless the output is JSON or the display is quiet."""
+        if not self._as_json and not self._is_quiet:
             print(text, flush=True)
 
     def show(self, progress: SourceProgress) -> None:
         """Print the progress of one source, unless nothing changed since it was printed last."""
         before = self._last.get(progress.source)
-        if not progress.batches or (before is not None and _is_unchanged(before, progress)):
+        if (
+            (self._is_quiet and not self._as_json)
+            or not progress.batches
+            or (before is not None and _is_unchanged(before, progress))
+        ):
             return
         self._last[progress.source] = progress
         if self._live is not None:

@@ -10,6 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, select_lake
 from penstock.cli.pipeline.group import commands
 from penstock.errors import UsageError
@@ -42,6 +43,7 @@ def resnapshot(
     timeout: Annotated[
         float, typer.Option(min=0, max=604800, metavar="SECONDS", help="Maximum time to wait for the run.")
     ] = 600,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Read documents of the bucket again, for tables that lack some of them.
@@ -57,7 +59,8 @@ def resnapshot(
     choose = _make_choice(vbuckets, key, keys, collection)
     lake = select_lake(where, source)
     histories = request_resnapshot(lake, choose)
-    is_done = wait_for_resnapshot(lake, histories, timeout)
+    with show_status(f"Waiting for the run of {lake.path}", is_quiet=quiet or as_json):
+        is_done = wait_for_resnapshot(lake, histories, timeout)
     if as_json:
         print(format_json_line({"vbuckets": [*histories], "done": is_done}))
         return

@@ -12,6 +12,7 @@ import typer
 from penstock.cli.base.app import AsJson, PasswordFile, Url, Username, format_examples
 from penstock.cli.base.interrupt import run_interruptibly
 from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.work_display import Quiet, can_redraw
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
 from penstock.client.connect.address import DEFAULT_URL, ConnectionOptions, MissingVbuckets, RecreatedBucket
@@ -87,6 +88,7 @@ def run(
     url: Url = DEFAULT_URL,
     username: Username = None,
     password: PasswordFile = None,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Follow buckets into tables: a changelog, the current documents, and the tables that FILE declares.
@@ -109,7 +111,15 @@ def run(
         definition = define_bucket_pipeline(lake, url=url, username=username, password_file=password, **source)
     listeners = _read_listeners(definition, MetricsFlags(**metrics), DashboardFlags(**page))
     print_result(
-        _run_pipeline(definition, listeners, master, as_json=as_json, available_now=available_now), as_json=as_json
+        _run_pipeline(
+            definition,
+            listeners,
+            master,
+            as_json=as_json,
+            available_now=available_now,
+            is_quiet=quiet,
+        ),
+        as_json=as_json,
     )
 
 
@@ -141,12 +151,13 @@ def _run_pipeline(
     *,
     as_json: bool,
     available_now: bool,
+    is_quiet: bool,
 ) -> tuple[SourceProgress, ...]:
     from penstock.spark.pipeline.run.pipeline_run import run_pipeline
     from penstock.spark.pipeline.run.run_metrics import serve_run
 
     with (
-        ProgressDisplay(as_json=as_json, on_terminal=sys.stdout.isatty()) as display,
+        ProgressDisplay(as_json=as_json, on_terminal=can_redraw(sys.stdout), is_quiet=is_quiet) as display,
         serve_run(definition, *listeners) as figures,
     ):
 

@@ -10,6 +10,7 @@ import typer
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
 from penstock.cli.base.text_tables import make_lake_table, print_table, read_rows
+from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, find_written_lakes, select_lake
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
@@ -53,7 +54,7 @@ def show(
 @commands.command(
     epilog=format_examples("penstock pipeline compact ./lake", "penstock pipeline compact pipeline.toml --json")
 )
-def compact(where: FileOrLake, *, as_json: AsJson = False) -> None:
+def compact(where: FileOrLake, *, quiet: Quiet = False, as_json: AsJson = False) -> None:
     """Merge the small files that micro-batches leave into larger ones.
 
     Rows do not change, and a run may continue meanwhile. The replaced files stay
@@ -63,7 +64,9 @@ def compact(where: FileOrLake, *, as_json: AsJson = False) -> None:
     from penstock.spark.pipeline.state.lake_status import list_applied_versions
 
     for source, lake in find_written_lakes(where).items():
-        _print_report(source, join(lake, list_applied_versions(lake)), "files", as_json=as_json)
+        with show_status(f"Compacting {lake.path}", is_quiet=quiet or as_json):
+            report = join(lake, list_applied_versions(lake))
+        _print_report(source, report, "files", as_json=as_json)
 
 
 @commands.command(
@@ -78,6 +81,7 @@ def vacuum(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the files and bytes that a vacuum would free.")
     ] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Delete files that tables and indexes no longer use.
@@ -89,7 +93,8 @@ def vacuum(
     from penstock.spark.pipeline.maintenance.vacuuming import vacuum as remove
 
     for source, lake in find_written_lakes(where).items():
-        report = remove(lake, keep_hours, dry_run=dry_run)
+        with show_status(f"Deleting unused files of {lake.path}", is_quiet=quiet or as_json):
+            report = remove(lake, keep_hours, dry_run=dry_run)
         _print_report(source, report, "files on disk", as_json=as_json, freed="would be freed" if dry_run else "freed")
 
 
@@ -108,6 +113,7 @@ def retain(
         typer.Option(metavar="LIMIT", help="Age such as 30 days, or size such as 100 GB. Default: the limit in FILE."),
     ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count the rows.")] = False,
+    quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
     """Drop old versions from the changelog.
@@ -129,7 +135,8 @@ def retain(
         raise UsageError("expected --retention, or retention in [tables] of FILE, such as 30 days or 100 GB")
     limit = parse_retention(text)
     for source, lake in find_written_lakes(where).items():
-        report = retain_changelog(lake, limit, list_applied_versions(lake), dry_run=dry_run)
+        with show_status(f"Dropping old versions of {lake.path}", is_quiet=quiet or as_json):
+            report = retain_changelog(lake, limit, list_applied_versions(lake), dry_run=dry_run)
         if as_json:
             oldest = None if report.oldest is None else report.oldest.isoformat()
             print(format_json_line({"source": source, **asdict(report), "oldest": oldest}), flush=True)

@@ -13,6 +13,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.show import format_json_line
+from penstock.cli.base.work_display import can_redraw
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error
 
@@ -52,7 +53,7 @@ def top(
     most changes left to send; only Penstock nodes list them.
     """
     address = resolve_address(url, username, password)
-    if as_json or not sys.stdout.isatty():
+    if as_json or not can_redraw(sys.stdout):
         asyncio.run(_print_once(address, interval, as_json=as_json))
     else:
         asyncio.run(run_until_signal(lambda _: _show_live(address, interval)))
