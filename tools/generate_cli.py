@@ -35,6 +35,9 @@ unknown ones.
 Long commands show their progress on standard error: on a terminal with its rate and the time left, otherwise as a line
 every ten seconds. `--json` and `--quiet` hide it. `NO_COLOR` and `TERM=dumb` are obeyed.
 
+The log goes to standard error too. `penstock --log-level debug|info|warning|error --log-format console|json COMMAND …`
+sets its level and format; [Logs](howto/monitor.md#logs) describes them.
+
 Shells complete commands, options, choices and files after `eval "$(penstock completion bash)"` in `~/.bashrc`, the same
 with `zsh` in `~/.zshrc`, or `penstock completion fish > ~/.config/fish/completions/penstock.fish`.
 

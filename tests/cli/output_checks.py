@@ -29,8 +29,8 @@ _cached_schema = cache(make_schema)
 def check_output(arguments: Sequence[Any], text: str) -> None:
     """Check all that a command has printed, if it was asked for JSON."""
     words = [str(each) for each in arguments]
-    if words[:1] == ["--debug"]:
-        words = words[1:]
+    while words[:1] and words[0].startswith("--"):  # options before the command
+        words = words[1 if words[0] == "--debug" else 2 :]
     if "--json" not in words or "--help" in words:
         return
     name = next(name for name in (" ".join(words[:2]), words[0]) if name in OUTPUTS)

@@ -34,6 +34,8 @@ COMMANDS = [
     "pipeline plan FILE --json",
     "pipeline validate FILE",
     "--debug stats nosuchgroup",
+    "--log-level debug --log-format json tail --from beginning --until now",
+    "--log-level debug --log-format console pipeline plan FILE",
     "--debug tail --until now --scope nosuch",
 ]
 SECRETS = [

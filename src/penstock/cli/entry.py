@@ -7,8 +7,6 @@ import logging
 import os
 import sys
 import traceback
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
 from types import TracebackType
@@ -20,6 +18,7 @@ import typer.main
 from penstock.cli.base.app import COMPLETION_VARIABLE, app
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.interrupt import ending_on_sigterm
+from penstock.cli.base.logs import logging_on_stderr
 from penstock.cli.base.show import warn
 from penstock.errors import Error, UsageError
 from penstock.extras import describe_missing_extra
@@ -66,7 +65,7 @@ def run_command(given: list[str]) -> int:
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     debug = "--debug" in given
     before, sys.excepthook = sys.excepthook, sys.excepthook if debug else _report_crash
-    with _log_on_stderr(), ending_on_sigterm():
+    with logging_on_stderr(), ending_on_sigterm():
         code = _invoke(given, debug)
     sys.excepthook = before  # not in a finally clause: an unexpected exception must reach our hook
     return code
@@ -124,7 +123,7 @@ def _report_error(sentence: str, error: BaseException, code: int, debug: bool) -
     """Return `code` after printing one line about an error."""
     if debug:
         traceback.print_exception(error)
-    warn(sentence)
+    warn(sentence, logging.ERROR)
     return code
 
 
@@ -136,16 +135,3 @@ def _report_crash(kind: type[BaseException], error: BaseException, trace: Traceb
         ExitCode.FAILURE,
         debug=False,
     )
-
-
-@contextmanager
-def _log_on_stderr() -> Iterator[None]:
-    """Print the library's warnings on standard error while a command runs, such as a wait for a node."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
-    logger = logging.getLogger("penstock")
-    logger.addHandler(handler)
-    try:
-        yield
-    finally:
-        logger.removeHandler(handler)

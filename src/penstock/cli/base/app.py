@@ -13,6 +13,7 @@ import typer
 from typer.core import TyperGroup
 
 from penstock.cli.base.exit_codes import SIGNAL_BASE, SignalReceived
+from penstock.cli.base.logs import LogFormat, LogLevel, configure_log
 from penstock.cli.base.option_parameters import make_annotation
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
 from penstock.client.login.credentials import Credentials, resolve_credentials
@@ -167,7 +168,22 @@ def penstock(
         bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
     ] = False,
     debug: Annotated[bool, typer.Option("--debug", help="Print the traceback of an error.")] = False,
+    log_level: Annotated[
+        LogLevel | None,
+        typer.Option(
+            envvar="PENSTOCK_LOG_LEVEL", help="Least important events on standard error.", show_default="warning"
+        ),
+    ] = None,
+    log_format: Annotated[
+        LogFormat | None,
+        typer.Option(
+            envvar="PENSTOCK_LOG_FORMAT",
+            help="Lines with time, level and logger, or as JSON objects.",
+            show_default="messages alone",
+        ),
+    ] = None,
 ) -> None:
     """Carry the changes of a vbucketed key-value bucket to terminals, programs and Spark tables."""
+    configure_log(log_level, log_format)
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -7,9 +7,12 @@ report problems with `warn`.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Mapping
 from typing import Any
+
+from penstock.cli.base.logs import log_as_json
 
 __all__ = ["format_json_line", "format_one_line", "warn"]
 
@@ -19,9 +22,11 @@ def format_json_line(content: Mapping[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False, allow_nan=False)
 
 
-def warn(sentence: str) -> None:
-    """Print a problem on standard error, in one line with the prefix `penstock:`."""
-    print(f"penstock: {' '.join(sentence.split())}", file=sys.stderr)
+def warn(sentence: str, level: int = logging.WARNING) -> None:
+    """Print a problem on standard error: in one line with the prefix `penstock:`, or as JSON if the log is JSON."""
+    line = " ".join(sentence.split())
+    if not log_as_json(line, level):
+        print(f"penstock: {line}", file=sys.stderr)
 
 
 def format_one_line(content: bytes | None, width: int) -> str:

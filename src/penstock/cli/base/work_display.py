@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import threading
@@ -12,6 +13,8 @@ from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
+
+from penstock.cli.base.logs import log_as_json
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -67,7 +70,7 @@ def _print_status(text: str) -> Iterator[Callable[[str], None]]:
 
     def repeat() -> None:
         while not ended.wait(_LINE_SECONDS):
-            print(f"{latest[0]} ({time.monotonic() - started:.0f} s)", file=sys.stderr, flush=True)
+            _print_line(f"{latest[0]} ({time.monotonic() - started:.0f} s)")
 
     def update(text: str) -> None:
         latest[0] = text
@@ -114,7 +117,13 @@ async def _print_lines(name: str, read_progress: Callable[[], TransferProgress],
         seconds = time.monotonic() - started
         share = f"{100 * done / total:.0f} %, " if total else ""
         left = f", {seconds * (total - done) / done:.0f} s left" if done and total else ""
-        print(f"{name}: {share}{rows:,} {noun}, {rows / seconds:,.0f}/s{left}", file=sys.stderr, flush=True)
+        _print_line(f"{name}: {share}{rows:,} {noun}, {rows / seconds:,.0f}/s{left}")
+
+
+def _print_line(line: str) -> None:
+    """Print a line, or log it as JSON if the log is JSON."""
+    if not log_as_json(line, logging.INFO):
+        print(line, file=sys.stderr, flush=True)
 
 
 async def _refresh_bar(name: str, read_progress: Callable[[], TransferProgress], noun: str) -> None:
