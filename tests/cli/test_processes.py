@@ -292,3 +292,14 @@ def test_workload_is_interrupted_while_it_waits_for_a_node():
     with run_process("workload", PENSTOCK_URL=url) as process:
         read_first_line(process.stderr)
         assert stop_process(process, signal.SIGINT) == (130, "", "")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("command", ["replicate", "xdcr"])
+def test_replication_that_is_stopped_before_its_end_is_no_success(node, command):
+    with Node.running(["beer"], vbuckets=8) as other:
+        url = other.url("beer")
+    with run_process(command, "--from", url, "--to", node.url("beer"), "--until", "now") as process:
+        read_first_line(process.stderr)  # the source does not serve
+        code, _, _ = stop_process(process, signal.SIGTERM)
+    assert code == ExitCode.TERMINATED

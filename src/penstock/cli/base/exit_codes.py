@@ -26,7 +26,7 @@ class ExitCode(IntEnum):
         made.meaning = meaning
         return made
 
-    SUCCESS = 0, "success; serve, workload, replicate, xdcr and top also end with it after Ctrl-C and SIGTERM"
+    SUCCESS = 0, "success; a signal ends commands that run until they are stopped with it, such as serve"
     FAILURE = 1, "failure at run time, or a result that the help of the command calls a failure"
     WRONG_USAGE = 2, "wrong usage: an invalid option, connection string, file or directory"
     HANGUP = SIGNAL_BASE + signal.SIGHUP, "stopped by SIGHUP: the terminal was closed"

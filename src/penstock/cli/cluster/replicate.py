@@ -114,9 +114,7 @@ def replicate(
         asyncio.run(_keep_replicas(origin, as_json=as_json))
         return
     options, destination = _make_options(wanted), resolve_address(target, username, password)
-    progress = asyncio.run(_replicate(origin, destination, options, as_json=as_json, is_quiet=quiet))
-    if progress is not None:
-        print(format_json_line(progress.to_dict()) if as_json else _format_summary(progress))
+    asyncio.run(_replicate(origin, destination, options, as_json=as_json, is_quiet=quiet))
 
 
 def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
@@ -132,8 +130,8 @@ def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
 
 async def _replicate(
     source: Address, target: Address, options: ReplicationOptions, *, as_json: bool, is_quiet: bool
-) -> ReplicationProgress | None:
-    """Return the last progress, None if there was none before a signal."""
+) -> None:
+    """Replicate until the end or a signal, and print the last progress."""
     from penstock.client.replication.replicator import Replicator
 
     last: ReplicationProgress | None = None
@@ -149,8 +147,11 @@ async def _replicate(
 
                 await replicator.run(report)
 
-    await run_until_signal(work)
-    return last
+    try:
+        await run_until_signal(work, is_complete=lambda: not options.until_caught_up)
+    finally:
+        if last is not None:
+            print(format_json_line(last.to_dict()) if as_json else _format_summary(last))
 
 
 def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:

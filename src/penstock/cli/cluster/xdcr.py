@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -16,6 +15,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.exit_codes import ExitCode
+from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
 from penstock.cli.base.work_display import Quiet, show_status
@@ -93,7 +93,7 @@ def xdcr(
     )
     with _open_refused(refused) as on_refused:
         replication = BucketReplication(*addresses, options, on_refused=on_refused)
-        asyncio.run(_run_replication(replication, as_json=as_json, is_quiet=quiet))
+        asyncio.run(_run_replication(replication, as_json=as_json, is_quiet=quiet, is_endless=options.until != "now"))
     progress = replication.progress
     for text in progress.refusals[:_SHOWN_REFUSALS]:
         warn(f"refused: {text}")
@@ -123,23 +123,19 @@ def _open_refused(path: str | None) -> Iterator[Callable[[RefusedRows], None] | 
         yield write_refused
 
 
-async def _run_replication(replication: BucketReplication, *, as_json: bool, is_quiet: bool) -> None:
+async def _run_replication(replication: BucketReplication, *, as_json: bool, is_quiet: bool, is_endless: bool) -> None:
     """Replicate until the end or a signal, and print the numbers."""
-    loop = asyncio.get_running_loop()
-    running = asyncio.ensure_future(replication.run())
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, running.cancel)
     reporting = asyncio.ensure_future(_report_progress(replication, as_json=as_json, is_quiet=is_quiet))
+
+    async def work(stop: asyncio.Event) -> None:
+        await replication.run()
+
     try:
-        await asyncio.wait([running])
-        if not running.cancelled():
-            running.result()
+        await run_until_signal(work, is_complete=lambda: is_endless)
     finally:
         reporting.cancel()
         with suppress(asyncio.CancelledError):
             await reporting
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
         print(format_json_line({**asdict(replication.progress), "done": True}) if as_json else replication.progress)
 
 
