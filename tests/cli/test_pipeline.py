@@ -16,6 +16,7 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import DependentProgress
+from tests.cli.output_checks import check_object
 from tests.cli.test_processes import read_first_line, run_process
 from tests.patience import PATIENCE
 from tests.spark.lakes import append, checkpoint, rollback, row
@@ -227,6 +228,7 @@ def test_tables_are_compacted_vacuumed_and_removed(run, lake):
     )  # fmt: skip
     assert run("pipeline", "reset", lake.path, "--table", "current", "--yes").code == 0
     assert run("pipeline", "show", lake.path, "current", "--json").out == before
+    assert run("pipeline", "stop", lake.path, "--json").json["was_running"] is False
     assert run("pipeline", "reset", lake.path, "--yes", "--json").json_lines[0]["removed"]
     assert run("pipeline", "show", lake.path, "current").code == 2
 
@@ -350,6 +352,7 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
     for display in (
         ProgressDisplay(as_json=False, on_terminal=False),
         ProgressDisplay(as_json=True, on_terminal=False),
+        ProgressDisplay(as_json=False, on_terminal=True, is_quiet=True),
     ):
         with display:
             display.print_line("Starting.")
@@ -362,6 +365,7 @@ def test_progress_is_lines_or_json_or_stays_in_place(capsys):
         " 4 vbuckets rolled back"
     )
     found = json.loads(lines[2])
+    check_object("pipeline run", found)
     assert (found["source"], found["merged"], found["dependents"]["cache"]["failures"]) == ("beer", 3, 2)
     with ProgressDisplay(as_json=False, on_terminal=True) as display:
         display.show(one)

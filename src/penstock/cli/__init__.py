@@ -21,7 +21,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: the words after `penstock`; default: the arguments of the process.
 
     Returns:
-        The exit code: 0 success, 1 failure at run time, 2 wrong usage, 130 interrupted.
+        The exit code: a member of ExitCode.
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:  # scripts often request it: without loading the commands it takes a tenth of the time
