@@ -10,9 +10,10 @@ import pytest
 
 from penstock.errors import LakeRefused, TransformFailed, UsageError
 from penstock.spark import Lake
-from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.definition.definition import define_bucket_pipeline, read_definition
 from penstock.spark.pipeline.run.lake_checks import check_transforms, find_refusal
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.pipeline.transform.transform import Transform
 from penstock.spark.pipeline.transform.transform_rows import check_transform, transform_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -138,8 +139,8 @@ def test_validate_and_plan_refuse_an_unusable_function(name, text, message, modu
     assert str(found.value).startswith(f"{file}: [source.s] ")
     if ":" in name:
         definition = read_definition(str(file))
-        (source,) = definition.sources
-        refusal = find_refusal(definition, source, definition.open_lake(source), is_running=False)
+        (place,) = find_source_lakes(definition).declared
+        refusal = find_refusal(definition, place, uuid="", is_running=False)
         assert isinstance(refusal, UsageError)
         assert re.search(message, str(refusal))
 
@@ -221,6 +222,12 @@ def test_a_pipeline_transforms_before_where_and_remembers_the_version(spark, mod
     )
     run()
     assert read_current(lake) == expected | {"beer-21": make_beer("dark", 42)}
+    # Without a filter the function gets the changes too.
+    alone = define_bucket_pipeline(
+        str(modules / "alone"), url=documents.url, transform="beers:clean", transform_directory=str(modules)
+    )
+    run_pipeline(alone, available_now=True, spark=spark)
+    assert read_current(Lake(modules / "alone"))["beer-1"] == make_beer("heavy", 2)
     with pytest.raises(LakeRefused, match="transform_version '1', and transform_version is '2' now"):
         run(version=2)
 

@@ -37,6 +37,7 @@ from penstock.client.streams.stream_choice import (
     resumes,
 )
 from penstock.client.streams.time_search import find_positions_at
+from penstock.client.topology.node_reports import NodeReports
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_reports import VbucketReports
@@ -83,12 +84,14 @@ class Bucket(DocumentCommands):
     Attributes:
         address: where the bucket is.
         reports: statistics, seqnos and failover logs of its vbuckets.
+        node_reports: statistics and manifests of each node.
     """
 
     def __init__(self, address: Address) -> None:
         self.address = address
         self._nodes = Nodes(address, replace(DOCUMENTS, mutation_tokens=True, durable_writes=True, xattrs=True))
         self.reports = VbucketReports(self._nodes, address)
+        self.node_reports = NodeReports(self._nodes, address)
         super().__init__(DocumentRequests(self._nodes, address))
 
     @property

@@ -33,6 +33,20 @@ class ServedNode(TypedDict):
     data_dir: NotRequired[str]
 
 
+class ServedDashboard(TypedDict):
+    """A page beside a cluster.
+
+    Attributes:
+        bucket: the bucket that it shows.
+        dashboard: address of the page.
+        port: port of the page.
+    """
+
+    bucket: str
+    dashboard: str
+    port: int
+
+
 class ListedUser(TypedDict):
     """A user of a node.
 

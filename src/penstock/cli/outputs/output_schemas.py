@@ -39,6 +39,7 @@ def _lines(*kinds: Any) -> CommandOutput:
 
 OUTPUTS: Mapping[str, CommandOutput] = {
     "serve": _one(node.ServedNode),
+    "dashboard": _one(node.ServedDashboard),
     "user add": _one(node.ListedUser),
     "user list": _lines(node.ListedUser),
     "user remove": _one(node.RemovedUser),

@@ -99,7 +99,7 @@ class StatsSampler:
             if self._newest is not None and began < self._due_at:
                 return self._newest
             try:
-                report = await self._bucket.reports.all_node_stats(_GROUPS)
+                report = await self._bucket.node_reports.all_node_stats(_GROUPS)
             finally:
                 self.seconds = min(max(SECONDS, (time.monotonic() - began) / _LARGEST_SHARE), _MOST_SECONDS)
                 # A viewer whose timer is a little early gets a new sample nevertheless.
@@ -114,7 +114,7 @@ class StatsSampler:
             vbucket: its number, below the number of vbuckets.
         """
         groups = {group: f"{group} {vbucket}" for group in _VBUCKET_GROUPS}
-        found = await self._bucket.reports.owner_stats(vbucket, [*groups.values(), *_STREAMS])
+        found = await self._bucket.node_reports.owner_stats(vbucket, [*groups.values(), *_STREAMS])
         own, stats = f"vb_{vbucket}", {}
         for group in ("vbucket-details", "vbucket-seqno"):
             for name, text in found[groups[group]].items():

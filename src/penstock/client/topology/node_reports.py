@@ -6,13 +6,15 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import Error, StatusError
+from penstock.wire.messages.collections import GetManifest
 
-__all__ = ["BucketReport", "NodeStatsReport", "request_node_reports"]
+__all__ = ["BucketReport", "NodeReports", "NodeStatsReport"]
 
 
 class NodeStatsReport(NamedTuple):
@@ -42,7 +44,46 @@ class BucketReport(NamedTuple):
     nodes: Sequence[NodeStatsReport]
 
 
-async def request_node_reports(nodes: Nodes, groups: Sequence[str], timeout: float) -> BucketReport:
+class NodeReports:
+    """Requests that every node of a bucket answers for itself, with the retries and errors of reading commands."""
+
+    def __init__(self, nodes: Nodes, address: Address) -> None:
+        self._nodes = nodes
+        self._address = address
+
+    async def all_node_stats(self, groups: Sequence[str]) -> BucketReport:
+        """Return groups of statistics of all nodes, as far as the nodes answer and have them."""
+        timeout = self._address.options.operation_timeout
+        return await self._nodes.run_with_retry(lambda: _request_reports(self._nodes, groups, timeout))
+
+    async def owner_stats(self, vbucket: int, groups: Sequence[str]) -> dict[str, dict[str, str]]:
+        """Return groups of statistics of the node that has a vbucket, empty for a group that it does not have.
+
+        Raises the errors of `stats`.
+        """
+
+        async def ask() -> dict[str, dict[str, str]]:
+            link = (await self._nodes.connect_owners([vbucket]))[vbucket]
+            timeout = self._address.options.operation_timeout
+            return {group: await link.request_stats(group, timeout, optional=True) for group in groups}
+
+        return await self._nodes.run_with_retry(ask)
+
+    async def manifests(self) -> list[bytes]:
+        """Return the collections manifest of each node, as JSON; none if the nodes have no collections."""
+
+        async def ask() -> list[bytes]:
+            links = await self._nodes.connect_all()
+            if not self._nodes.has_collections:
+                return []
+            timeout = self._address.options.operation_timeout
+            replies = await asyncio.gather(*(link.request(GetManifest(), timeout) for _, link in links))
+            return [reply.value for reply in replies]
+
+        return await self._nodes.run_with_retry(ask)
+
+
+async def _request_reports(nodes: Nodes, groups: Sequence[str], timeout: float) -> BucketReport:
     """Return groups of statistics of all nodes. A node that cannot be reached makes no error if any other node answers.
 
     Args:

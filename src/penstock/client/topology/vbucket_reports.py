@@ -11,7 +11,6 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, read_item_counts
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
-from penstock.client.topology.node_reports import BucketReport, request_node_reports
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.observed_copies import judge_copies, observe_copies
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, read_persisted_seqnos
@@ -24,7 +23,6 @@ from penstock.client.topology.vbucket_requests import (
 from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_vbuckets
 from penstock.errors import Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
 from penstock.store.history.failover_log import FailoverLog
-from penstock.wire.messages.collections import GetManifest
 
 __all__ = ["VbucketReports"]
 
@@ -69,19 +67,6 @@ class VbucketReports:
 
         return await self._nodes.run_with_retry(ask)
 
-    async def manifests(self) -> list[bytes]:
-        """Return the collections manifest of each node, as JSON; none if the nodes have no collections."""
-
-        async def ask() -> list[bytes]:
-            links = await self._nodes.connect_all()
-            if not self._nodes.has_collections:
-                return []
-            timeout = self._address.options.operation_timeout
-            replies = await asyncio.gather(*(link.request(GetManifest(), timeout) for _, link in links))
-            return [reply.value for reply in replies]
-
-        return await self._nodes.run_with_retry(ask)
-
     async def total_stats(self, group: str = "") -> dict[str, int]:
         """Return the numbers in a group of statistics, summed over all nodes. Raises the errors of `stats`."""
         totals: Counter[str] = Counter()
@@ -95,24 +80,6 @@ class VbucketReports:
         async def ask() -> list[dict[str, str]]:
             timeout = self._address.options.operation_timeout
             return [await link.request_stats(group, timeout) for _, link in await self._nodes.connect_all()]
-
-        return await self._nodes.run_with_retry(ask)
-
-    async def all_node_stats(self, groups: Sequence[str]) -> BucketReport:
-        """Return groups of statistics of all nodes, as far as the nodes answer and have them."""
-        timeout = self._address.options.operation_timeout
-        return await self._nodes.run_with_retry(lambda: request_node_reports(self._nodes, groups, timeout))
-
-    async def owner_stats(self, vbucket: int, groups: Sequence[str]) -> dict[str, dict[str, str]]:
-        """Return groups of statistics of the node that has a vbucket, empty for a group that it does not have.
-
-        Raises the errors of `stats`.
-        """
-
-        async def ask() -> dict[str, dict[str, str]]:
-            link = (await self._nodes.connect_owners([vbucket]))[vbucket]
-            timeout = self._address.options.operation_timeout
-            return {group: await link.request_stats(group, timeout, optional=True) for group in groups}
 
         return await self._nodes.run_with_retry(ask)
 

@@ -1,4 +1,4 @@
-"""The source of a pipeline without a filter: its tasks write the changes that they read into files of the changelog.
+"""The source of a pipeline that stores changes as they are: its tasks write changelog files.
 
 Spark passes the names of the files to the sink, which commits them. So no row crosses into Java and back. A task that
 runs again writes other files. Only the files of the run that Spark counts get into the table.

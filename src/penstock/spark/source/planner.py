@@ -91,7 +91,7 @@ class Planner:
 
     def read_collections(self) -> KnownCollections | None:
         """Return the collections in the newest manifest of the nodes; None if they do not support collections."""
-        manifests = self._loop.run(self._bucket.reports.manifests())
+        manifests = self._loop.run(self._bucket.node_reports.manifests())
         return max(map(parse_manifest, manifests), key=lambda each: each.uid, default=None)
 
     def check_dialect(self, dialect: Dialect) -> None:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
 from penstock.errors import Error
-from penstock.spark.pipeline.definition.definition import PipelineDefinition
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.lineage.event_sender import EventSender, append_event
 from penstock.spark.pipeline.lineage.lineage_events import LineageJob, RunEventType, describe_job, generate_run_id
@@ -20,12 +21,17 @@ __all__ = ["record_lineage"]
 
 @contextmanager
 def record_lineage(
-    definition: PipelineDefinition, report: ReportProgress | None, *, is_batch: bool
+    definition: PipelineDefinition,
+    lakes: Iterable[tuple[SourceDefinition, LakeDirectory]],
+    report: ReportProgress | None,
+    *,
+    is_batch: bool,
 ) -> Iterator[ReportProgress | None]:
     """Send the events of a run while the block runs, if the pipeline declares lineage.
 
     Args:
         definition: the pipeline.
+        lakes: the sources that run, with their lakes.
         report: the caller's report of progress.
         is_batch: True if the run ends by itself.
 
@@ -40,12 +46,12 @@ def record_lineage(
         source.name: describe_job(
             definition,
             source,
-            definition.open_lake(source),
+            lake,
             namespace=settings.namespace,
             job=settings.job,
             is_batch=is_batch,
         )
-        for source in definition.sources
+        for source, lake in lakes
     }
     with _open_sender(settings) as sender:
         run = _RunLineage(jobs, sender, settings.every_seconds)

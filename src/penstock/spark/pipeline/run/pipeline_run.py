@@ -107,10 +107,11 @@ def run_pipeline(
             if isinstance(place.lake.path, ObjectPath):
                 place.checkpoint = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-checkpoint-")))
                 restore_checkpoint(place.lake, place.checkpoint, place.lake.find_newest_batch())
+        used = [(place.source, place.lake) for place in places]
         locks = [descriptor for place in places for descriptor in place.lock.descriptors]
         # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
         with (
-            record_lineage(definition, report, is_batch=available_now) as report_all,
+            record_lineage(definition, used, report, is_batch=available_now) as report_all,
             translate_errors(),
             _open_session(spark, master, locks) as session,
             translate_errors(),

@@ -17,6 +17,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.pipeline.state.run_progress import RollbackEvent, SourceProgress
+from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.storage.object_path import parse_place
 
 __all__ = ["PipelineDocument", "PipelineSource"]
@@ -101,10 +102,11 @@ class PipelineSource:
     page = "pipeline.html"
 
     def __init__(self, definition: PipelineDefinition) -> None:
-        self._histories = {source.name: _SourceHistory() for source in definition.sources}
+        places = [each for each in find_source_lakes(definition).declared if not each.source.paused]
+        self._histories = {each.source.name: _SourceHistory() for each in places}
         # Objects of its own: the run's are used on other threads.
-        self._lakes = {source.name: definition.open_lake(source) for source in definition.sources}
-        self._dependents = {source.name: definition.list_dependents(source) for source in definition.sources}
+        self._lakes = {each.source.name: definition.open_lake(each.path) for each in places}
+        self._dependents = {each.source.name: definition.list_dependents(each.source) for each in places}
         self._lock = threading.Lock()
         self._newest: PipelineDocument | None = None
         self._due_at = 0.0
