@@ -71,7 +71,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "positions import": _one(bucket.PositionsSummary),
     "pipeline run": _lines(pipeline.RunLine),
     "pipeline validate": _one(pipeline.ValidFile),
-    "pipeline plan": _lines(pipeline.PlanLine),
+    "pipeline plan": _lines(pipeline.PlanLine, pipeline.RemovedSource),
     "pipeline status": _lines(pipeline.LakeState),
     "pipeline stop": _lines(pipeline.StoppedLake),
     "pipeline reset": _lines(pipeline.ResetPath),

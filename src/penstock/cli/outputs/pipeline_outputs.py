@@ -43,6 +43,34 @@ class DependentLine(TypedDict):
     failures: int
 
 
+class VbucketLag(TypedDict):
+    """The lag of some vbuckets together.
+
+    Attributes:
+        first: the first vbucket.
+        last: the last vbucket.
+        seqnos: seqnos that the changelog lacks.
+    """
+
+    first: int
+    last: int
+    seqnos: int
+
+
+class NewestBatch(TypedDict):
+    """The newest micro-batch of a query.
+
+    Attributes:
+        batch: its number.
+        seconds: its duration.
+        rows: rows of the newest commit of the changelog.
+    """
+
+    batch: int
+    seconds: float
+    rows: int
+
+
 class RunLine(TypedDict):
     """The progress of one source of a run. A line is printed when it changes.
 
@@ -60,6 +88,8 @@ class RunLine(TypedDict):
         last_rollback: the newest rollback in the changelog.
         schema_changes: fields of values that the schema lacks.
         missing_vbuckets: vbuckets that no node serves.
+        lag_ranges: the lag by ranges of vbuckets.
+        last_batch: the newest micro-batch; null before the first one.
         merged: version of the changelog that is merged into current; -1 for none.
         dependents: name -> progress, of current and of the dependents.
     """
@@ -77,6 +107,8 @@ class RunLine(TypedDict):
     last_rollback: RollbackLine | None
     schema_changes: list[str]
     missing_vbuckets: list[int]
+    lag_ranges: list[VbucketLag]
+    last_batch: NewestBatch | None
     merged: int
     dependents: dict[str, DependentLine]
 
@@ -173,6 +205,9 @@ class LakeState(TypedDict):
         lag: seqnos that the changelog lacks, as the run reported last.
         rows_per_second: rate that the run reported last.
         bytes_per_second: likewise, bytes.
+        lag_ranges: the lag by ranges of vbuckets, as the run reported it last.
+        last_batch: the newest micro-batch; null before the first one.
+        missing_vbuckets: vbuckets that no node serves, as the run reported them last.
         version: version of the changelog.
         format: format of the tables.
         changelog: size of the changelog; null before the first batch.
@@ -180,6 +215,8 @@ class LakeState(TypedDict):
         last_rollback: the newest rollback.
         schema_changes: fields of values that the schema lacks.
         removed: dependents that have files, and are no longer declared.
+        paused: whether the file pauses the source.
+        declared: false for a source that the file no longer declares.
     """
 
     lake: str
@@ -192,6 +229,9 @@ class LakeState(TypedDict):
     lag: int | None
     rows_per_second: float
     bytes_per_second: float
+    lag_ranges: list[VbucketLag]
+    last_batch: NewestBatch | None
+    missing_vbuckets: list[int]
     version: int
     format: str
     changelog: TableBytes | None
@@ -199,6 +239,8 @@ class LakeState(TypedDict):
     last_rollback: DatedRollback | None
     schema_changes: list[str]
     removed: list[UndeclaredDependent]
+    paused: bool
+    declared: bool
 
 
 class StoppedLake(LakeState):
@@ -241,6 +283,8 @@ class PlanLine(TypedDict):
         lag: seqnos that the tables lack; null if the bucket does not answer.
         unreachable: reason why the bucket does not answer; otherwise null.
         refusal: error with which a run would end; otherwise null.
+        bucket_uuid: uuid of the bucket; empty if it is unknown.
+        former_name: name that the tables have, if the source was renamed since the last run.
         lake: the state of the tables.
     """
 
@@ -252,6 +296,20 @@ class PlanLine(TypedDict):
     lag: int | None
     unreachable: str | None
     refusal: str | None
+    bucket_uuid: str
+    former_name: str | None
+    lake: LakeState
+
+
+class RemovedSource(TypedDict):
+    """A source that the file no longer declares, and whose tables exist.
+
+    Attributes:
+        name: its name; null for tables that a run without a file made.
+        lake: the state of the tables.
+    """
+
+    name: str | None
     lake: LakeState
 
 

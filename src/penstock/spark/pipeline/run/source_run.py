@@ -145,14 +145,16 @@ class SourceRun:
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:
             lag, missing, ranges = self._measure_lag(last.sources[0].endOffset)
-            batch = BatchTime(last.batchId, last.durationMs.get("triggerExecution", 0) / 1000, last.numInputRows)
+            milliseconds = last.durationMs.get("triggerExecution", 0)
+            # Spark may count names of files, not rows.
+            batch = BatchTime(last.batchId, milliseconds / 1000, self._meter.newest_rows)
             found = replace(
                 found,
                 batches=last.batchId + 1,
                 lag=lag,
                 missing_vbuckets=missing,
                 lag_ranges=ranges,
-                last_batch=batch if batch.rows or found.last_batch is None else found.last_batch,
+                last_batch=batch if last.numInputRows or found.last_batch is None else found.last_batch,
             )
         self.progress, self._last_at = found, now
         return found

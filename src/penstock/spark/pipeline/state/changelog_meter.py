@@ -23,6 +23,7 @@ class ChangelogMeter:
 
     Attributes:
         rows, bytes, rollbacks: counted since this object was created.
+        newest_rows: rows of the newest commit.
         last_rollback: the newest rollback.
         version: the newest changelog version that was counted.
         total_rows: rows of the whole changelog.
@@ -30,6 +31,7 @@ class ChangelogMeter:
 
     def __init__(self, lake: LakeDirectory) -> None:
         self.rows = self.bytes = self.rollbacks = 0
+        self.newest_rows = 0
         self.last_rollback: RollbackEvent | None = None
         self._lake = lake
         self._table = lake.changelog_table
@@ -46,6 +48,9 @@ class ChangelogMeter:
         self.rows += gained
         self.total_rows += gained
         self.bytes += sum(file.size for file in files)
+        if files:
+            newest = max(file.modified for file in files)
+            self.newest_rows = sum(file.rows for file in files if file.modified == newest)
         if keyless := [file for file in files if file.keyless_rows]:
             self._count_rollbacks(keyless)
         return files

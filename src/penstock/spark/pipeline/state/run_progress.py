@@ -42,7 +42,7 @@ class BatchTime:
     Attributes:
         batch: its number.
         seconds: its duration, from its plan to its commit.
-        rows: rows that it has read.
+        rows: rows of the newest commit of the changelog.
     """
 
     batch: int
