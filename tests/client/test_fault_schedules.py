@@ -14,6 +14,19 @@ def test_rules_hold_in_each_schedule(first):
     assert len([*run_seeds(first, first + CHUNK)]) == CHUNK
 
 
+KEPT = {
+    341: "replicas of a failed over node that runs on",
+    479: "a failover of a node that has left the map",
+    7795: "an outdated map names a node that only has a replica",
+}
+"""Seeds that once failed: their cause."""
+
+
+@pytest.mark.parametrize("seed", KEPT)
+def test_seed_that_once_failed_holds(seed):
+    run_seed(seed)
+
+
 @pytest.mark.soak
 @pytest.mark.parametrize("first", range(0, 20_000, SOAK_CHUNK))
 def test_rules_hold_in_many_schedules(first):
