@@ -3,9 +3,9 @@
 Differences of DCP:
 
 - A change has a seqno, and the consumer saves positions. TAP starts from the beginning in each run.
-- After a failure of the server a `rollback` reports the seqno above which changes became void. TAP only starts again.
-- The stream has flow control: the client acknowledges bytes as the program reads. With TAP, the server asks for
-  acknowledgements of single messages.
+- After a failure of the server a `rollback` reports the seqno above which changes became void. With TAP, a new
+  connection starts from the beginning, and reports a `rollback` of each vbucket.
+- The stream has flow control: the client acknowledges bytes as the program reads.
 - With both, a change may come twice after a crash: with DCP, only those since the last saved position.
 """
 

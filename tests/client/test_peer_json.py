@@ -264,6 +264,7 @@ LOCAL = {
     "client/login/credentials.py": "a file",
     "client/feeds/stream_requests.py": "the own request",
     "client/filters/filter_syntax.py": "an option",
+    "client/login/secret_sources.py": "no JSON: the function of an installed provider",
     "spark/source/read_positions.py": "an option",
 }
 """Modules that read JSON of this machine's user -> source of the JSON."""

@@ -166,7 +166,7 @@ def test_missing_high_seqnos_are_not_a_failure(lake):
     answers[1].set_result({1: 12})
     end = json.dumps(make_first_offset(64).to_json())
     following = SourceRun(define_bucket_pipeline(str(lake.path)).sources[0], lake, 64, iter(answers).__next__, tasks=())
-    shown = SimpleNamespace(batchId=0, sources=[SimpleNamespace(endOffset=end)])
+    shown = SimpleNamespace(batchId=0, sources=[SimpleNamespace(endOffset=end)], durationMs={}, numInputRows=0)
     following.query = cast("StreamingQuery", SimpleNamespace(lastProgress=shown))
     assert [following.update_progress().lag for _ in range(3)] == [None, 12, None]
     assert following.progress.rows == 0

@@ -21,7 +21,6 @@ from penstock.spark.pipeline.lineage.lineage_events import generate_run_id
 from penstock.spark.pipeline.lineage.run_lineage import record_lineage
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
-from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from tests.patience import PATIENCE
 
 SECRET = "Bearer tenpence"
@@ -68,7 +67,7 @@ def define(tmp_path, lineage, **changed):
 
 def record(definition, error=None, reports=1):
     """Record a run that reports its progress, and then ends by an error."""
-    lakes = [(each.source, definition.open_lake(each.path)) for each in find_source_lakes(definition).declared]
+    lakes = [(source, definition.open_lake(definition.lake)) for source in definition.sources]
     with record_lineage(definition, lakes, None, is_batch=True) as report:
         assert report is not None
         for _ in range(reports):

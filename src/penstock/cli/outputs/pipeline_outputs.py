@@ -43,7 +43,7 @@ class DependentLine(TypedDict):
     failures: int
 
 
-class VbucketLag(TypedDict):
+class RangeLag(TypedDict):
     """The lag of some vbuckets together.
 
     Attributes:
@@ -107,7 +107,7 @@ class RunLine(TypedDict):
     last_rollback: RollbackLine | None
     schema_changes: list[str]
     missing_vbuckets: list[int]
-    lag_ranges: list[VbucketLag]
+    lag_ranges: list[RangeLag]
     last_batch: NewestBatch | None
     merged: int
     dependents: dict[str, DependentLine]
@@ -229,7 +229,7 @@ class LakeState(TypedDict):
     lag: int | None
     rows_per_second: float
     bytes_per_second: float
-    lag_ranges: list[VbucketLag]
+    lag_ranges: list[RangeLag]
     last_batch: NewestBatch | None
     missing_vbuckets: list[int]
     version: int
