@@ -53,18 +53,27 @@ def read_stats(node):
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE).stdout)
 
 
+def write_documents(client):
+    for number in range(90):
+        assert client.set(b"%d" % number, b"{}", vbucket=number % 7).specific == Status.SUCCESS
+
+
+def expect_numbers_of_stats(shown, node):
+    """Compare a page with `penstock stats --json` after `write_documents`, and show the detail of vbucket 3."""
+    shown.page.click("#stats-box summary")
+    shown.wait_for(SHOWS, ["[data-stat=cmd_set]", "90"])
+    found, known = shown.page.evaluate(STATS), read_stats(node)
+    assert found.keys() == known.keys()
+    assert {name for name in known if found[name] != known[name]} <= VOLATILE
+    assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
+    shown.page.focus('[data-vbucket="3"]')
+    shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
+
+
 def test_numbers_are_those_of_stats(browser, node):
     with connected(node, "beer") as client, open_page(browser, dashboard_url(node)) as shown:
-        for number in range(90):
-            assert client.set(b"%d" % number, b"{}", vbucket=number % 7).specific == Status.SUCCESS
-        shown.page.click("#stats-box summary")
-        shown.wait_for(SHOWS, ["[data-stat=cmd_set]", "90"])
-        found, known = shown.page.evaluate(STATS), read_stats(node)
-        assert found.keys() == known.keys()
-        assert {name for name in known if found[name] != known[name]} <= VOLATILE
-        assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
-        shown.page.focus('[data-vbucket="3"]')
-        shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
+        write_documents(client)
+        expect_numbers_of_stats(shown, node)
         names, values = (shown.page.locator(f".detail {one}").all_text_contents() for one in ("dt", "dd"))
         facts = dict(zip(names, values, strict=True))
         seqnos = client.stats("vbucket-seqno 3")
@@ -224,20 +233,12 @@ def run_dashboard_process(*arguments):
 def test_page_beside_a_server_has_its_numbers(browser, node):
     with ExitStack() as stack:
         client, consumer = (stack.enter_context(connected(node, "beer")) for _ in range(2))
-        for number in range(90):
-            client.set(b"%d" % number, b"{}", vbucket=number % 7)
+        write_documents(client)
         open_consumer(consumer, "indexer", range(64), window=1000)
         where = stack.enter_context(run_dashboard_process("--url", node.url("beer")))
         shown = stack.enter_context(open_page(browser, where["dashboard"]))
         assert "token" not in shown.page.url
-        shown.page.click("#stats-box summary")
-        shown.wait_for(SHOWS, ["[data-stat=cmd_set]", "90"])
-        found, known = shown.page.evaluate(STATS), read_stats(node)
-        assert found.keys() == known.keys()
-        assert {name for name in known if found[name] != known[name]} <= VOLATILE
-        assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
-        shown.page.focus('[data-vbucket="3"]')
-        shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
+        expect_numbers_of_stats(shown, node)
         shown.wait_for(SHOWS, ["#detail", "indexer"])
         assert shown.page.locator("#tail-card, #streams button").filter(visible=True).count() == 0
         shown.page.reload()

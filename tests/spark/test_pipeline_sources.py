@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+from pyspark.sql import SparkSession
 
 from penstock.cli import main
 from penstock.errors import LakeRefused, UsageError
@@ -97,82 +98,102 @@ def test_a_source_without_a_name_continues_the_only_lake():
     assert "has the tables of the sources a; expected their pipeline's file" in str(found.refusal)
 
 
-@pytest.mark.spark
-def test_sources_are_added_renamed_paused_and_removed(spark, tmp_path, capsys):
-    def command(*words: str) -> tuple[int, str]:
-        capsys.readouterr()
-        code = main(["pipeline", words[0], str(path), *words[1:]])
-        return code, "".join(capsys.readouterr())
+class Cellar:
+    """A pipeline whose file changes from run to run, and the two buckets that its sources name.
 
-    def run(*sources: str) -> dict[str | None, int]:
+    Attributes:
+        node: the node of the buckets.
+        file: the file.
+        lake: the place of the tables.
+        beer, wine: the sources in the file.
+        spark: the session of the runs.
+    """
+
+    def __init__(self, node: Node, directory: Path, spark: SparkSession, capsys: pytest.CaptureFixture[str]) -> None:
+        self.node, self.file, self.lake = node, directory / "pipeline.toml", directory / "lake"
+        self.beer, self.wine = (f'[source.{name}]\nurl = "{node.url(name)}"\n' for name in ("beer", "wine"))
+        self.spark, self._capsys = spark, capsys
+
+    def call(self, *words: str) -> tuple[int, str]:
+        """Return the exit code and the output of a command about the file."""
+        self._capsys.readouterr()
+        code = main(["pipeline", words[0], str(self.file), *words[1:]])
+        return code, "".join(self._capsys.readouterr())
+
+    def run(self, *sources: str) -> dict[str | None, int]:
         """Run a file, and return the rows that each source wrote; the plan must have predicted the places."""
-        pipeline = write_pipeline(path, *sources)
+        pipeline = write_pipeline(self.file, *sources)
         planned = {each.name: each for each in pipeline.plan()}
         places = {name: lake.path for name, lake in pipeline.lakes.items()}
         assert [each.refusal for each in planned.values()] == [None] * len(planned)
         assert {name: Path(each.status.lake) for name, each in planned.items()} == places
-        rows = {each.source: each.rows for each in pipeline.run(available_now=True, spark=spark)}
+        rows = {each.source: each.rows for each in pipeline.run(available_now=True, spark=self.spark)}
         assert {name: lake.path for name, lake in pipeline.lakes.items()} == places
         return rows
 
-    path = tmp_path / "pipeline.toml"
+
+@pytest.fixture
+def cellar(spark, tmp_path, capsys):
     with Node.running(["beer", "wine"], vbuckets=4) as node:
-        urls = {name: node.url(name) for name in ("beer", "wine")}
-        for url in urls.values():
-            with Documents.of(url) as documents:
+        for name in ("beer", "wine"):
+            with Documents.of(node.url(name)) as documents:
                 documents.store(numbered(0, 10))
-        beer, wine = (f'[source.{name}]\nurl = "{url}"\n' for name, url in urls.items())
-        root = tmp_path / "lake"
-        assert run(beer) == {"beer": 10}
-        assert run(beer, wine) == {"beer": 0, "wine": 10}
-        assert current_of(Lake(root)).keys() == current_of(Lake(root / "wine")).keys()
+        yield Cellar(node, tmp_path, spark, capsys)
 
-        # Paused: its tables stay and are read, and no run writes them.
-        assert run(beer, wine + "paused = true\n") == {"beer": 0}
-        code, out = command("status")
-        assert (code, "state          paused; not running" in out) == (0, True)
-        assert "paused" in command("plan")[1]
-        assert command("show", "current", "--source", "wine")[0] == 0
 
-        away = wine.replace(f":{node.kv_port}/", ":1/") + "paused = true\n"
-        write_pipeline(path, beer, away)
-        code, out = command("validate", "--connect")
-        assert (code, out.count(" seqnos")) == (0, 1)
+@pytest.mark.spark
+def test_sources_are_added_paused_and_renamed(cellar):
+    assert cellar.run(cellar.beer) == {"beer": 10}
+    assert cellar.run(cellar.beer, cellar.wine) == {"beer": 0, "wine": 10}
+    assert current_of(Lake(cellar.lake)).keys() == current_of(Lake(cellar.lake / "wine")).keys()
 
-        # Renamed: the tables go on where they are.
-        renamed = wine.replace("source.wine", "source.red") + 'renamed_from = "wine"\n'
-        write_pipeline(path, beer, renamed)
-        assert "renamed from             wine" in command("plan")[1]
-        assert run(beer, renamed) == {"beer": 0, "red": 0}
-        assert run(beer, renamed.replace('renamed_from = "wine"\n', "")) == {"beer": 0, "red": 0}
+    # Paused: its tables stay and are read, and no run writes them.
+    assert cellar.run(cellar.beer, cellar.wine + "paused = true\n") == {"beer": 0}
+    code, out = cellar.call("status")
+    assert (code, "state          paused; not running" in out) == (0, True)
+    assert "paused" in cellar.call("plan")[1]
+    assert cellar.call("show", "current", "--source", "wine")[0] == 0
+    away = cellar.wine.replace(f":{cellar.node.kv_port}/", ":1/") + "paused = true\n"
+    write_pipeline(cellar.file, cellar.beer, away)
+    code, out = cellar.call("validate", "--connect")
+    assert (code, out.count(" seqnos")) == (0, 1)
 
-        # Removed: the other source stays in its directory, although it is the only one.
-        red = renamed.replace('renamed_from = "wine"\n', "")
-        assert run(red) == {"red": 0}
-        code, out = command("plan", "--json")
-        (_, gone) = map(json.loads, out.splitlines())
-        assert (code, gone["name"], gone["lake"]["declared"], gone["lake"]["changelog"]["rows"]) == (
-            0,
-            "beer",
-            False,
-            10,
-        )
-        assert "beer  " in command("plan")[1]
-        assert "no longer declared; its files stay until a reset with --source beer" in command("status")[1]
-        other = write_pipeline(path, red, beer.replace("source.beer", "source.ale"))
-        (refusal,) = (each.refusal for each in other.plan() if each.refusal)
-        with pytest.raises(
-            UsageError, match="has tables of 'beer', which the file lacks: expected renamed_from in"
-        ) as raised:
-            other.run(available_now=True, spark=spark)
-        assert str(raised.value) == str(refusal)
-        write_pipeline(path, red)
-        code, out = command("reset", "--source", "beer", "--yes")
-        assert (code, "/lake/wine" in out) == (0, False)
-        assert not (root / "changelog").exists()
-        assert command("plan", "--json")[1].count("\n") == 1
-        assert run(red, beer) == {"red": 0, "beer": 10}
-        assert (root / "beer" / "changelog").exists()
+    # Renamed: the tables go on where they are.
+    red = cellar.wine.replace("source.wine", "source.red")
+    renamed = red + 'renamed_from = "wine"\n'
+    write_pipeline(cellar.file, cellar.beer, renamed)
+    assert "renamed from             wine" in cellar.call("plan")[1]
+    assert cellar.run(cellar.beer, renamed) == {"beer": 0, "red": 0}
+    assert cellar.run(cellar.beer, red) == {"beer": 0, "red": 0}
+
+
+@pytest.mark.spark
+def test_a_removed_source_stays_until_a_reset(cellar):
+    assert cellar.run(cellar.beer) == {"beer": 10}
+    assert cellar.run(cellar.beer, cellar.wine) == {"beer": 0, "wine": 10}
+    # The other source stays in its directory, although it is the only one.
+    assert cellar.run(cellar.wine) == {"wine": 0}
+    code, out = cellar.call("plan", "--json")
+    (_, gone) = map(json.loads, out.splitlines())
+    assert (code, gone["name"], gone["lake"]["declared"]) == (0, "beer", False)
+    assert gone["lake"]["changelog"]["rows"] == 10
+    assert "beer  " in cellar.call("plan")[1]
+    assert "no longer declared; its files stay until a reset with --source beer" in cellar.call("status")[1]
+
+    other = write_pipeline(cellar.file, cellar.wine, cellar.beer.replace("source.beer", "source.ale"))
+    (refusal,) = (each.refusal for each in other.plan() if each.refusal)
+    message = "has tables of 'beer', which the file lacks: expected renamed_from in"
+    with pytest.raises(UsageError, match=message) as raised:
+        other.run(available_now=True, spark=cellar.spark)
+    assert str(raised.value) == str(refusal)
+
+    write_pipeline(cellar.file, cellar.wine)
+    code, out = cellar.call("reset", "--source", "beer", "--yes")
+    assert (code, "/lake/wine" in out) == (0, False)
+    assert not (cellar.lake / "changelog").exists()
+    assert cellar.call("plan", "--json")[1].count("\n") == 1
+    assert cellar.run(cellar.wine, cellar.beer) == {"wine": 0, "beer": 10}
+    assert (cellar.lake / "beer" / "changelog").exists()
 
 
 @pytest.mark.spark
