@@ -271,7 +271,7 @@ class ChangeStream:
         try:
             await self._recovery.handle_ended()
             self._recovery.start_attempt()
-            self._connections.send_due_requests(self._recovery.held)
+            self._recovery.send_due_requests()
         except (OSError, Error) as error:
             self._failure = error  # changes that arrived before the error are valid, and are delivered first
 
@@ -284,7 +284,7 @@ class ChangeStream:
         self._recovery.start_attempt()
         if self._feed.dump.needs_counts and self._connections:
             await self._set_counts()
-        self._connections.send_due_requests(self._recovery.held)
+        self._recovery.send_due_requests()
         self._connections.log_drops()
         if not (self._feed.deliveries or self._feed.is_done or self._feed.failures):
             await self._watch.wait(self._recovery.find_next_due())

@@ -27,7 +27,6 @@ from penstock.client.streams.stream_journal import StreamJournal
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import StreamFlag
-from penstock.wire.codec.layout import Request
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
@@ -179,25 +178,30 @@ class StreamConnections:
         self.has_ended = True
         self.wake.set()
 
-    def send_due_requests(self, held: Collection[int]) -> None:
+    def send_due_requests(self, held: Collection[int], *, is_clustered: bool) -> None:
         """Send the due requests, each to the node of its vbucket.
 
         Args:
             held: vbuckets to leave out.
+            is_clustered: whether the bucket is on several nodes. The cluster map may be outdated, and a former owner
+                may keep a replica, whose stream would lack later changes. So a node must refuse a vbucket that is not
+                active there. A bucket on one node may have replicas alone, as the copy of another bucket.
         """
         if not self.by_id:
             return
-        by_connection: dict[int, list[Request]] = {}
+        by_connection: dict[int, list[bytes]] = {}
         pending_ends = self._feed.pending_ends
         requests = self._feed.take_requests(self._take_opaque, {*held, *pending_ends} if pending_ends else held)
         self.journal.log_requests(requests)
         for request in requests:
             connection_id = self._feed.connection_ids.get(request.vbucket, NO_CONNECTION)
-            by_connection.setdefault(connection_id, []).append(request)
-        for connection_id, asked in by_connection.items():
+            if is_clustered and isinstance(request, StreamReq):
+                request = replace(request, flags=request.flags | StreamFlag.ACTIVE_VB_ONLY)
+            by_connection.setdefault(connection_id, []).append(request.encode())
+        for connection_id, parts in by_connection.items():
             # A TAP request covers all vbuckets, and a TAP stream has one connection.
             connection = self.by_id.get(connection_id) or next(iter(self.by_id.values()))
-            connection.link.send(b"".join(_require_active(each, connection).encode() for each in asked))
+            connection.link.send(b"".join(parts))
             connection.asked_at = self._loop.time()
 
     @property
@@ -257,14 +261,3 @@ class StreamConnections:
             link.send(outgoing)
         if self.is_full:
             link.transport.pause_reading()
-
-
-def _require_active(request: Request, connection: StreamConnection) -> Request:
-    """Return the request, of a stream that a node must refuse if the vbucket is only a replica there.
-
-    The cluster map may be outdated, and a former owner may keep a replica. Its stream would never end, without later
-    changes. A bucket on one node may have replicas alone, as the copy of another bucket.
-    """
-    if not isinstance(request, StreamReq) or len(connection.session.map.endpoints) < 2:
-        return request
-    return replace(request, flags=request.flags | StreamFlag.ACTIVE_VB_ONLY)

@@ -182,6 +182,10 @@ class StreamRecovery:
             self._attempt = self._loop.create_task(self._connect(due))
             self._attempt.add_done_callback(self._connections.record_end)
 
+    def send_due_requests(self) -> None:
+        """Send the stream requests that are due."""
+        self._connections.send_due_requests(self.held, is_clustered=len(self.map.newest.endpoints) > 1)
+
     async def cancel_attempt(self) -> None:
         """Cancel the running attempt, if there is one, and wait for its end."""
         attempt, self._attempt = self._attempt, None
