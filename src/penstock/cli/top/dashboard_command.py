@@ -65,8 +65,8 @@ async def _serve_page(address: Address, listener: WebListener, stop: asyncio.Eve
     from penstock.client.dashboard.dashboard_site import DashboardSite
     from penstock.client.signals.web_server import serve_sites
 
-    async with Bucket(address) as bucket:
-        pass
+    async with Bucket(address):
+        pass  # it has answered
     # A page shall say at once that no node answers, so requests are not repeated: the next sample repeats them.
     quick = replace(address, options=replace(address.options, retry_seconds=0.0))
     async with Bucket(quick) as bucket:
