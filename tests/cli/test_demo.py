@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import select
 import signal
 import subprocess
@@ -11,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.cli.terminals import run_on_terminal
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
@@ -73,3 +75,28 @@ def test_interrupted_demo_leaves_no_process_behind(moment):
     while left := find_marked_processes(value):
         assert time.monotonic() < deadline, [Path(f"/proc/{pid}/cmdline").read_bytes() for pid in left]
         select.select([], [], [], 0.1)
+
+
+def test_tour_waits_for_enter_and_heals_the_tables():
+    with run_on_terminal([*COMMAND, "--tour", "--count", "300"], {}) as terminal:
+        steps = []
+        for _ in range(6):
+            steps.append(terminal.read_until("Enter goes on"))
+            terminal.write("\n")
+        rest = terminal.read_all()
+        assert terminal.process.returncode == 0, rest
+    assert [f"Step {number} of 6" in shown for number, shown in enumerate(steps, 1)] == [True] * 6
+    assert "300 documents loaded" in steps[1]
+    assert "270 documents loaded" in steps[4]
+    assert re.search(r" of \d+ vbuckets, as rows of the changelog", steps[4])
+    assert "270 documents, equal to the bucket key by key" in rest
+
+
+def test_interrupted_tour_ends_its_node():
+    value = f"{os.getpid()}-{time.monotonic_ns()}"
+    with run_on_terminal([*COMMAND, "--tour", "--count", "300"], {MARK: value}) as terminal:
+        terminal.read_until("Enter goes on")
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.read_all()
+        assert terminal.process.returncode == 130
+    assert find_marked_processes(value) == []
