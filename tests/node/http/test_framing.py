@@ -194,13 +194,15 @@ def test_connection_that_the_client_has_just_reset_ends(node):
         assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
 
         def reset_and_end():
-            (served,) = node.http.connections
+            name = connection.getsockname()  # a client of a former node at this port may be connected too
+            (served,) = (one for one in node.http.connections if one.transport.get_extra_info("peername") == name)
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             connection.close()
             served.end()  # before the event loop sees the reset
+            return served
 
-        run(node, reset_and_end)
-        wait_for(lambda: not node.http.connections, "the end of the connection")
+        served = run(node, reset_and_end)
+        wait_for(lambda: served not in node.http.connections, "the end of the connection")
 
 
 def test_expect_continue_is_answered(node):
