@@ -87,6 +87,15 @@ def test_rollback_without_changes_is_a_batch_with_a_rollback_row():
     assert plan_batch(end, {0: info(0, vbuuid=C), 1: info(5)}, None, memory)[0] is end
 
 
+def test_a_rollback_waits_with_the_requested_read():
+    """The new history of a rollback to 3 would pass for the requested one, which starts at 0."""
+    before, infos = Offset((at(0, A, 12, (3, 4)),) * 2), dict.fromkeys(range(2), VbucketInfo(BRANCHED, 12, 0))
+    first, memory = plan_batch(before, infos, 5, requested={0: 0, 1: 0})
+    assert first.vbuckets == (at(1, B, 12, requested=12), before.vbuckets[1])
+    second, _ = plan_batch(first, infos, 5, memory, {0: 0, 1: 0})
+    assert second.vbuckets[1] == at(1, B, 12, requested=12)
+
+
 class TestProofs:
     def test_alone_make_no_new_offset(self):
         end, memory = plan_batch(make_first_offset(1), {0: info(7)})

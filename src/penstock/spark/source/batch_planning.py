@@ -125,8 +125,8 @@ def plan_batch(
     granted = _allocate_seqnos(bases, states, ends, limit, [vb in again for vb in chosen])
     # Not in parts: until it is complete, the tables would lack the rest of its documents.
     bases = [
-        base if more or not end else before
-        for base, more, end, before in zip(bases, granted, ends, settled, strict=True)
+        _wait_for_restart(known.vbuckets[vb], before) if vb in again and end and not more else base
+        for vb, base, more, end, before in zip(chosen, bases, granted, ends, settled, strict=True)
     ]
     planned = _replace_vbuckets(known, zip(chosen, map(_advance_vbucket, bases, states, granted), strict=True))
     if all(
@@ -223,6 +223,14 @@ def find_requested(previous: Offset, requested: Mapping[int, int]) -> set[int]:
 def _restart_vbucket(v: VbucketOffset, info: VbucketInfo) -> VbucketOffset:
     """Return the start of a new history of `v` at seqno 0, for a read that was requested."""
     return VbucketOffset(v.history + 1, info.vbuuid, 0, (), requested=v.seqno)
+
+
+def _wait_for_restart(v: VbucketOffset, settled: VbucketOffset) -> VbucketOffset:
+    """Return the state of `v` while its requested read does not fit into a batch.
+
+    A rollback waits too: a request is fulfilled by a new history, and that of the rollback does not start at 0.
+    """
+    return settled if settled.history == v.history else v
 
 
 def _is_complete(v: VbucketOffset, info: VbucketInfo) -> bool:
