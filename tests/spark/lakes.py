@@ -73,7 +73,9 @@ def append(lake: Lake, batch_id: int, rows: Iterable[Row]) -> bool:
 def checkpoint(path: LakePath, query: str = QUERY, batches: int = 0) -> None:
     """Write the checkpoint files that Spark leaves after it has planned `batches` batches of a query."""
     (path / "offsets").mkdir(parents=True, exist_ok=True)
-    (path / "metadata").write_text(f'{{"id":"{query}"}}')
+    metadata, text = path / "metadata", f'{{"id":"{query}"}}'
+    if not metadata.exists() or metadata.read_text() != text:  # a thread that waits for writes may read it now
+        metadata.write_text(text)
     for batch in range(batches):
         (path / "offsets" / str(batch)).write_text("")
 
