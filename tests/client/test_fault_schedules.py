@@ -18,6 +18,7 @@ KEPT = {
     341: "replicas of a failed over node that runs on",
     479: "a failover of a node that has left the map",
     7795: "an outdated map names a node that only has a replica",
+    11615: "an outdated map has only the node that then has a replica",
 }
 """Seeds that once failed: their cause."""
 

@@ -183,9 +183,9 @@ class StreamConnections:
 
         Args:
             held: vbuckets to leave out.
-            is_clustered: whether the bucket is on several nodes. The cluster map may be outdated, and a former owner
-                may keep a replica, whose stream would lack later changes. So a node must refuse a vbucket that is not
-                active there. A bucket on one node may have replicas alone, as the copy of another bucket.
+            is_clustered: whether the bucket is or was on several nodes. The cluster map may be outdated, and a former
+                owner may keep a replica, whose stream would lack later changes. So a node must refuse a vbucket that is
+                not active there. A bucket on one node may have replicas alone, as the copy of another bucket.
         """
         if not self.by_id:
             return

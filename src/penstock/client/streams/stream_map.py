@@ -22,6 +22,7 @@ class StreamMap:
         newest: the map; empty before the first one.
         endpoints: the nodes to try for a new map: those of the address, and those of the map.
         has_arrived: a node has sent the map without a request, and no attempt has used it.
+        is_clustered: whether the newest map or an earlier one of the same bucket has several nodes.
     """
 
     def __init__(self, address: Address, vbuckets: int, dialect: Dialect) -> None:
@@ -35,6 +36,7 @@ class StreamMap:
         self.newest = ClusterMap((), ())
         self.endpoints = address.hosts
         self.has_arrived = False
+        self.is_clustered = False
         self._address = address
         self._vbuckets = vbuckets
         self._dialect = dialect
@@ -49,12 +51,15 @@ class StreamMap:
         """
         if self.newest.is_of_other_bucket(found):
             self._report_recreated(self.newest.uuid, found.uuid)
+            self.is_clustered = False
         found = self.newest.choose_newer(found)
         if found.vbuckets != self._vbuckets:
             raise RemoteProtocolError(f"{self._address} has {found.vbuckets} vbuckets now, it had {self._vbuckets}")
         if len(found.endpoints) > 1 and self._dialect is Dialect.TAP:
             raise UsageError(f"{self._address} is on {len(found.endpoints)} nodes, expected one node for TAP")
         self.endpoints = (*dict.fromkeys((*self._address.hosts, *found.endpoints)),)
+        # A map of the only node that is left is outdated once vbuckets move away from it again.
+        self.is_clustered = self.is_clustered or len(found.endpoints) > 1
         self.newest = found
 
     def adopt_received(self, received: ReceivedMap) -> bool:

@@ -184,7 +184,7 @@ class StreamRecovery:
 
     def send_due_requests(self) -> None:
         """Send the stream requests that are due."""
-        self._connections.send_due_requests(self.held, is_clustered=len(self.map.newest.endpoints) > 1)
+        self._connections.send_due_requests(self.held, is_clustered=self.map.is_clustered)
 
     async def cancel_attempt(self) -> None:
         """Cancel the running attempt, if there is one, and wait for its end."""
