@@ -444,6 +444,10 @@ class WriteLost(Error):
     """A write was rolled back while its durability was awaited, or it is no longer known whether it was."""
 
 
+class DiskFull(Error):
+    """A disk had no room for a pipeline's tables. They are as the last commit left them; the next run continues."""
+
+
 class TransformFailed(Error):
     """A transform of a pipeline raised an exception, or changed more than values; the message names the row."""
 

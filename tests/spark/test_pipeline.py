@@ -302,6 +302,11 @@ def test_errors_of_spark_processes_are_one_sentence(spark, documents, lake, capf
             Error,
             "Spark failed: Concurrent update to the log.",
         ),
+        (
+            "An error occurred while calling o128.start.\n: java.io.IOException: No space left on device\n\tat x\n",
+            Error,
+            "Spark failed: java.io.IOException: No space left on device",
+        ),
     ],
 )
 def test_a_failure_is_one_sentence(text, kind, sentence):

@@ -35,12 +35,15 @@ def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> N
         return
     # Several processes may replace the file at once, so each has its own draft.
     draft = path.with_name(f"{path.name}.{os.getpid()}")
-    with draft.open("w") as file:
-        file.write(text)
-        if is_synced:
-            file.flush()
-            os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
-    draft.replace(path)
+    try:
+        with draft.open("w") as file:
+            file.write(text)
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
+        draft.replace(path)
+    finally:
+        draft.unlink(missing_ok=True)  # if it could not be written, for example on a full disk
 
 
 def replace_file(source: LakePath, target: LakePath) -> None:
@@ -88,16 +91,16 @@ def create_document(path: LakePath, text: str) -> bool:
     path.parent.mkdir(parents=True, exist_ok=True)
     # A hard link to a synced draft creates the name exactly once. A rename would replace an existing file.
     draft = path.with_name(f"{uuid.uuid4().hex}.draft")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
     try:
+        with draft.open("w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
         os.link(draft, path)
     except FileExistsError:
         return False
     finally:
-        draft.unlink()
+        draft.unlink(missing_ok=True)
     return True
 
 

@@ -103,7 +103,7 @@ class RangeWriter:
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._files: list[DataFile] = []
-        self._path = ""
+        self._path = ""  # of the file that is written, empty between files
         self._writer: pq.ParquetWriter | None = None
         self._sink: Any = None
         self._written = 0
@@ -152,10 +152,11 @@ class RangeWriter:
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None:
             return
-        if self._writer is not None:
-            # On a full disk, close fails too. The error of the block is the one to report.
-            with suppress(Exception):
-                self._writer.close()
+        if self._path:
+            if self._writer is not None:
+                # On a full disk, close fails too. The error of the block is the one to report.
+                with suppress(Exception):
+                    self._writer.close()
             discard_sink(self._sink)
             self._writer = None
             (self._root / self._path).unlink(missing_ok=True)
@@ -186,6 +187,7 @@ class RangeWriter:
         self._writer = None
         size, footer = (self._root / self._path).stat().st_size, self._footers[0]
         self._files.append(DataFile(self._path, size, footer.num_rows, self._range, make_range_stats(footer)))
+        self._path = ""
 
 
 class DeltaLakeTable(LakeTable[DeltaTable]):

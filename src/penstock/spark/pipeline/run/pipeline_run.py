@@ -31,7 +31,7 @@ from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.run.lake_checks import check_bucket, check_lake
 from penstock.spark.pipeline.run.source_run import SourceRun
-from penstock.spark.pipeline.run.spark_failure import translate_errors
+from penstock.spark.pipeline.run.spark_failure import translate_errors, translate_full_disk
 from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
@@ -68,7 +68,7 @@ def run_pipeline(
 
     Before the run ends, for any reason, the committed changes of all changelogs are merged. Settings, servers, buckets
     and lakes that cannot be used raise UsageError or LakeRefused before Spark starts. Unreachable means that a node
-    stays away, Error that a query failed.
+    stays away, DiskFull that a disk has no room, Error that a query failed.
 
     Args:
         definition: the pipeline.
@@ -88,7 +88,7 @@ def run_pipeline(
     places = [_OpenSource(each.source, definition.open_lake(each.path)) for each in lakes if not each.source.paused]
     for place in places:
         check_lake(definition, place.source, place.lake)
-    with LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
+    with translate_full_disk(definition.lake), LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
         for place in places:
             stack.callback(place.close, loop)
             source = place.source.parse_options()
@@ -117,7 +117,8 @@ def run_pipeline(
             translate_errors(),
         ):
             sources = [_create_source_run(definition, place, loop, session) for place in places]
-            return _PipelineRun(sources, report_all, available_now, finish or threading.Event()).follow(session)
+            run = _PipelineRun(definition.lake, sources, report_all, available_now, finish or threading.Event())
+            return run.follow(session)
 
 
 def _create_source_run(
@@ -189,11 +190,13 @@ class _PipelineRun:
 
     def __init__(
         self,
+        place: str,
         sources: Sequence[SourceRun],
         report: ReportProgress | None,
         available_now: bool,
         finish: threading.Event,
     ) -> None:
+        self._place = place
         self._sources = sources
         self._report = report
         self._available_now = available_now
@@ -220,14 +223,8 @@ class _PipelineRun:
         """
         error: str | None = "it ended unexpectedly"
         try:
-            self._report_progress()  # so that a caller can interrupt the run before Spark's slow first batch
-            for runner in (self._local_runner, *self._remote_runners):
-                runner.start()
-            try:
-                with translate_errors():
-                    self._run_queries(spark)
-            finally:
-                self._merge_all()
+            with translate_full_disk(self._place):
+                self._follow_and_merge(spark)
             error = None
         except Error as failed:
             error = str(failed)
@@ -236,11 +233,24 @@ class _PipelineRun:
             error = None
             raise
         finally:
-            with suppress(LakeRefused):  # another run has taken over, and both files are its own
+            # LakeRefused: another run has taken over, and both files are its own. OSError: the first error is reported,
+            # and a full disk is the likely reason of both.
+            with suppress(LakeRefused) if error is None else suppress(LakeRefused, OSError):
                 self._write_state(ended=True, error=error)
                 for source in self._sources:
                     control.clear_stop_request(source.lake)
         return tuple(source.progress for source in self._sources)
+
+    def _follow_and_merge(self, spark: SparkSession) -> None:
+        """Run the queries and the tasks of dependents until the end, and merge all pending changes."""
+        self._report_progress()  # so that a caller can interrupt the run before Spark's slow first batch
+        for runner in (self._local_runner, *self._remote_runners):
+            runner.start()
+        try:
+            with translate_errors():
+                self._run_queries(spark)
+        finally:
+            self._merge_all()
 
     def _run_queries(self, spark: SparkSession) -> None:
         """Start the queries and wait until they end, or until the run is asked to end."""
