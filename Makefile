@@ -6,7 +6,7 @@ BIN := .venv/bin
 UV := uv==0.13.8
 SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py examples/*/*.py examples/*/*/*.py fuzz/*.py mutation/*.py tools/*.py))))
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream fronts dialects replicate \
-	spark spark_fixed spark_scaling spark_changelog pipeline spark_latency current sink \
+	spark spark_fixed spark_scaling spark_changelog pipeline spark_latency current large_lake sink \
 	xdcr durable durable_read durable_open durable_pause durable_scaling sync_writes rollback_travel \
 	pauses quota idle login guessing sdk tls subdoc dashboard)
 BENCHED := .venv/installed-bench

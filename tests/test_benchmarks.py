@@ -155,6 +155,15 @@ def test_the_benchmark_of_the_current_table_runs():
 
 
 @pytest.mark.process
+@pytest.mark.long
+def test_the_benchmark_of_a_large_lake_runs():
+    run = [sys.executable, "-m", "benchmarks.large_lake", "--rows", "4000"]
+    done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.count("; peak ") == 8
+
+
+@pytest.mark.process
 def test_the_benchmark_of_handlers_runs():
     run = [sys.executable, "-m", "benchmarks.kv", "--keys", "--json-bytes", "--rounds", "1"]
     done = subprocess.run(run, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -13,15 +13,15 @@ from hypothesis import strategies as st
 
 from penstock.spark import Lake, vacuum
 from penstock.spark.lake.changelog import changelog_delta as delta
-from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.lake.changelog.changelog_delta import find_delta, reduce_rows
 from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
-from penstock.spark.lake.changelog.merge_rules import merge_changes
+from penstock.spark.lake.changelog.merge_rules import fill_collection_ids, merge_changes, select_newest
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
 from penstock.spark.lake.tables.lake_table import CommitFailed
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA, MERGE_SCHEMA
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.examples import scaled
 from tests.spark import lakes
@@ -67,6 +67,15 @@ def test_merged_rows_equal_the_model(rows, random):
     assert as_documents(merge_changes(table(rows))) == wanted
 
 
+@given(histories(), st.integers(0, 2_000))
+def test_rows_reduced_in_groups_equal_rows_reduced_at_once(rows, pool_bytes):
+    wanted = fill_collection_ids(table(rows).select(MERGE_SCHEMA.names))
+    batches = [wanted.slice(start, 3) for start in range(0, len(rows), 3)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "POOL_BYTES", pool_bytes)
+        assert reduce_rows(batches).sort_by("cas").equals(select_newest(wanted).sort_by("cas"))
+
+
 FORMATS = st.sampled_from([*["delta"] * 6, "iceberg"])
 """Formats of tables with versions. A commit of Iceberg takes longer."""
 
@@ -88,6 +97,8 @@ def test_merging_in_batches_equals_merging_at_once(rows, table_format, data):
         if rows:
             assert lakes.read_table_documents(tables).sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
             assert tables.current().sort_by("cas").equals(merge_changes(table(rows)).sort_by("cas"))
+            batches = pa.Table.from_batches(tables.current_batches(), CURRENT_COLUMNS)
+            assert batches.sort_by("cas").equals(tables.current().sort_by("cas"))
 
 
 @settings(max_examples=scaled(10))
@@ -383,8 +394,10 @@ def test_versions_without_rows_advance_the_merged_version(tables, monkeypatch):
     assert tables.current_table.open().transaction_version(name) == 7
 
 
-def test_full_pool_drops_superseded_rows(tables, monkeypatch):
+@pytest.mark.parametrize("parallel_rows", [1, 16 << 20])
+def test_full_pool_drops_superseded_rows(tables, monkeypatch, parallel_rows):
     monkeypatch.setattr(delta, "POOL_BYTES", 2_000)
+    monkeypatch.setattr(current, "PARALLEL_ROWS", parallel_rows)
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])

@@ -15,6 +15,7 @@ from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.reading.lake_views import boundaries_of
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.patience import PATIENCE
 from tests.spark.buckets import Contents, Documents, MicroBatches, numbered
@@ -104,6 +105,7 @@ def test_as_of_returns_past_states(following, documents):
         assert contents(lake.as_of(position)) == expected
         assert contents(lake.as_of(position.offset)) == expected
         assert contents(lake.as_of(when)) == expected
+        assert contents(pa.Table.from_batches(lake.as_of_batches(position), CURRENT_COLUMNS)) == expected
         ends = {vb: (at.history, at.seqno) for vb, at in enumerate(position.offset.vbuckets) if at.seqno}
         assert {vb: tuple(bound) for vb, bound in boundaries_of(lake, position).items() if bound.seqno} == ends
     opened = lake.changelog_table.open()

@@ -19,7 +19,7 @@ from penstock.errors import UsageError
 from penstock.options import BOOLEAN, TEXT, one_of, option, parsed, read_options
 from penstock.spark.lake.current.merged_state import MergedState, refuse_missing_table
 from penstock.spark.lake.reading.lake_readers import scan_current
-from penstock.spark.lake.reading.lake_views import JsonView, read_as_of
+from penstock.spark.lake.reading.lake_views import JsonView, read_as_of_ranges
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
@@ -198,7 +198,7 @@ class PastPartition(LakePartition):
 
     def read_tables(self) -> Iterator[pa.Table]:
         """Yield the rows of the partition."""
-        yield read_as_of(self.lake, self.moment)
+        yield from read_as_of_ranges(self.lake, self.moment)
 
 
 class LakeReader(DataSourceReader):

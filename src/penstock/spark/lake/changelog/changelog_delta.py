@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -45,8 +46,10 @@ SLIM_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in (*IDENTITY, "event
 
 BATCH_ROWS = 65_536
 """Rows of a changelog that are read from disk at once."""
-POOL_BYTES = 256 << 20
+POOL_BYTES = 64 << 20
 """Size of the rows of one range that are held before superseded rows among them are dropped."""
+GROUPS = 8
+"""Groups of vbuckets whose superseded rows are dropped one after the other: it needs a multiple of their memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,12 +234,20 @@ def find_delta(lake: LakeDirectory, applied: tuple[str, int] | None) -> Changelo
 
 def _read_markers(paths: list[str], which: pc.Expression | None = None) -> RowMarkers:
     """Return the rollback and collection markers among the rows of files."""
+    return RowMarkers.collect(read_marker_rows(paths, which))
+
+
+def read_marker_rows(paths: list[str], which: pc.Expression | None = None) -> pa.Table:
+    """Return the rows of files that void other rows, in SLIM_SCHEMA.
+
+    Args:
+        paths: the files.
+        which: a condition on the rows; None for all.
+    """
     if not paths:
-        return RowMarkers.collect(SLIM_SCHEMA.empty_table())
+        return SLIM_SCHEMA.empty_table()
     is_marker = pc.field("event").isin(MARKER_EVENTS)
-    return RowMarkers.collect(
-        open_dataset(paths, SLIM_SCHEMA).to_table(filter=is_marker if which is None else is_marker & which)
-    )
+    return open_dataset(paths, SLIM_SCHEMA).to_table(filter=is_marker if which is None else is_marker & which)
 
 
 def read_rows(paths: list[str], which: pc.Expression | None, schema: pa.Schema = MERGE_SCHEMA) -> Iterator[pa.Table]:
@@ -267,12 +278,48 @@ def _merge_alive(rows: pa.Table) -> pa.Table:
 def reduce_rows(
     rows: Iterable[pa.Table], schema: pa.Schema = MERGE_SCHEMA, shrink: Callable[[pa.Table], pa.Table] = select_newest
 ) -> pa.Table:
-    """Return `shrink` of all rows together, while memory holds little more than the result."""
-    pool, fresh, settled = [schema.empty_table()], 0, 0
+    """Return `shrink` of all rows, while memory holds little more than the result.
+
+    Args:
+        rows: rows with the columns of `schema`.
+        schema: the columns, with those of a document's identity.
+        shrink: keeps some rows of each document.
+
+    Returns:
+        The kept rows of all documents, those of a group of vbuckets side by side.
+    """
+    pools: dict[int, list[pa.Table]] = {}
+    held: list[pa.Table] = []
+    fresh = settled = 0
     for some in rows:
-        pool.append(some)
+        held.append(some)
         fresh += some.nbytes
-        if fresh > max(POOL_BYTES, settled):
-            pool = [shrink(pa.concat_tables(pool))]
-            fresh, settled = 0, pool[0].nbytes
-    return shrink(pa.concat_tables(pool))
+        if fresh > max(POOL_BYTES, settled // 2):
+            _shrink_groups(pools, held, shrink)
+            fresh, settled = 0, sum(part.nbytes for pool in pools.values() for part in pool)
+    if not pools:
+        return shrink(pa.concat_tables([schema.empty_table(), *held]))
+    _shrink_groups(pools, held, shrink)
+    return pa.concat_tables(pool[0] for pool in pools.values())
+
+
+def _shrink_groups(
+    pools: dict[int, list[pa.Table]], held: list[pa.Table], shrink: Callable[[pa.Table], pa.Table]
+) -> None:
+    """Move the held rows to their group of vbuckets, and replace the rows of each group by the kept ones."""
+    for rows in held:
+        for group, part in _split_by_group(rows):
+            pools.setdefault(group, []).append(part)
+    held.clear()
+    for group, pool in pools.items():
+        pools[group] = [shrink(pa.concat_tables(pool))]
+
+
+def _split_by_group(rows: pa.Table) -> Iterator[tuple[int, pa.Table]]:
+    """Yield the rows by group of vbuckets; rows of one group keep their order."""
+    groups = rows["vbucket"].to_numpy() % GROUPS
+    order = np.argsort(groups, kind="stable")
+    rows, groups = rows.take(pa.array(order)), groups[order]
+    for start, end in pairwise([0, *(np.flatnonzero(np.diff(groups)) + 1).tolist(), len(groups)]):
+        if end > start:
+            yield int(groups[start]), rows.slice(start, end - start)

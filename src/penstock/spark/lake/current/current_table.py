@@ -8,6 +8,7 @@ A merge rewrites the files that hold a changed document. It also rewrites small 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
@@ -29,6 +30,8 @@ from penstock.spark.storage.object_files import open_parquet
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both limits is rewritten whenever its range changes."""
+PARALLEL_ROWS = 16 << 20
+"""Changelog rows that are merged at once, in several ranges."""
 TRIES = 5
 """Number of times that a merge is prepared if compactions of its table come first."""
 IDLE_VERSIONS = 64
@@ -201,7 +204,7 @@ class _MergeRewrite:
         Returns:
             Added and removed files of each range.
         """
-        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+        with ThreadPoolExecutor(self._count_threads()) as pool:
             tasks = [pool.submit(self.merge_range, part) for part in self.delta.ranges]
         failed = [task for task in tasks if task.exception()]
         if failed:
@@ -209,6 +212,14 @@ class _MergeRewrite:
                 if task not in failed:
                     remove_files(self.lake.current_table.write_root, task.result().added)
         return [task.result() for task in tasks]
+
+    def _count_threads(self) -> int:
+        """Return how many ranges are merged at once: fewer if they are large, because each is held in memory."""
+        rows = Counter[int]()
+        for file in self.delta.files:
+            rows[file.vbucket_range] += file.rows
+        largest = max(rows.values(), default=0)
+        return max(1, min(4, os.cpu_count() or 1, PARALLEL_ROWS // max(1, largest)))
 
     def merge_range(self, vbucket_range: int) -> _RewrittenRange:
         """Replace the documents of a range that the delta changes.
@@ -232,7 +243,8 @@ class _MergeRewrite:
                             continue
                         _copy_rows(old, kept, writer)
                     removed.append(file)
-                writer.write(to_documents(delta.changes))
+                for start in range(0, delta.changes.num_rows, BATCH_ROWS):
+                    writer.write(to_documents(delta.changes.slice(start, BATCH_ROWS)))
             return _RewrittenRange(writer.close(), removed, len(delta.rolled_back))
 
 

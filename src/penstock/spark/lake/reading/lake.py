@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.documents.mutation_tokens import MutationToken
+from penstock.spark.lake.current.merged_state import MergedState
 from penstock.spark.lake.reading import lake_positions, lake_readers, lake_views, spark_frames, spark_tables
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -43,6 +44,24 @@ class Lake(LakeDirectory):
             One row for each document.
         """
         return lake_readers.scan_current(self, columns, where)
+
+    def current_batches(
+        self, columns: Sequence[str] | None = None, where: pc.Expression | None = None
+    ) -> Iterator[pa.RecordBatch]:
+        """Yield the documents of `current` in batches, so that memory holds a part of them.
+
+        All batches are of the changelog's version at the first one. Its files stay on disk for some minutes after a
+        merge replaces them; a batch after that raises FileNotFoundError. UsageError means that there is no changelog.
+
+        Args:
+            columns: names of CURRENT_COLUMNS; None for all.
+            where: an Arrow expression over these columns; None for all documents.
+
+        Yields:
+            One row for each document.
+        """
+        for documents in MergedState.open(self).read_tables(columns, where):
+            yield from documents.to_batches()
 
     def changelog(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
         """Return the changelog's rows, in no order.
@@ -115,6 +134,20 @@ class Lake(LakeDirectory):
             One row for each document. A vbucket without a boundary has no rows.
         """
         return lake_views.read_as_of(self, at)
+
+    def as_of_batches(self, at: LakePosition | Offset | datetime) -> Iterator[pa.RecordBatch]:
+        """Yield the documents of `as_of` in batches, so that memory holds those of one vbucket range.
+
+        Raises the errors of `as_of`, and FileNotFoundError if compaction and vacuum removed a file meanwhile.
+
+        Args:
+            at: a position of this lake, or a time with a time zone.
+
+        Yields:
+            One row for each document.
+        """
+        for documents in lake_views.read_as_of_ranges(self, at):
+            yield from documents.to_batches()
 
     def as_of_frame(self, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
         """Return the documents of `as_of` as a Spark frame; they pass through the driver's memory."""

@@ -18,24 +18,32 @@ from penstock.spark.lake.changelog.boundaries import (
     find_floors,
     select_rows_below,
 )
-from penstock.spark.lake.changelog.merge_rules import merge_changes
+from penstock.spark.lake.changelog.changelog_delta import read_marker_rows, read_rows, reduce_rows
+from penstock.spark.lake.changelog.merge_rules import RowMarkers, to_documents
 from penstock.spark.lake.current.merged_state import refuse_missing_table, retry_missing_files
 from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
 from penstock.spark.lake.reading.lake_readers import scan_current
 from penstock.spark.lake.reading.spark_frames import make_current_frame
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, MERGE_SCHEMA
+from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.source.offsets import Offset
 from penstock.spark.values.json_columns import from_ddl, infer_all, parse
 from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
-    import pyarrow.dataset as ds
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["JsonView", "boundaries_of", "make_as_of_frame", "make_json_frame", "read_as_of", "read_json_view"]
+__all__ = [
+    "JsonView",
+    "boundaries_of",
+    "make_as_of_frame",
+    "make_json_frame",
+    "read_as_of",
+    "read_as_of_ranges",
+    "read_json_view",
+]
 
 KEY_COLUMNS = ("key", "key_bytes", "scope", "collection")
 """Columns of the current table that stand before the typed columns of a JSON view."""
@@ -60,7 +68,24 @@ def read_as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.
     Returns:
         One row for each document. A vbucket without a boundary has no rows.
     """
-    return retry_missing_files(lambda: _merge_as_of(lake, at))
+    return retry_missing_files(lambda: pa.concat_tables([CURRENT_COLUMNS.empty_table(), *read_as_of_ranges(lake, at)]))
+
+
+def read_as_of_ranges(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> Iterator[pa.Table]:
+    """Yield the documents of `read_as_of`, one vbucket range at a time, so that memory holds one range.
+
+    Raises FileNotFoundError if compaction and vacuum removed a file meanwhile.
+
+    Args:
+        lake: the lake of the changelog.
+        at: a position of this lake, or a time with a time zone.
+
+    Yields:
+        A table for each range that has a boundary.
+    """
+    for files, bounds in _find_range_boundaries(lake, at):
+        if bounds:
+            yield _merge_range(lake.changelog_table.list_paths(files), bounds)
 
 
 def make_as_of_frame(lake: LakeDirectory, spark: SparkSession, at: LakePosition | Offset | datetime) -> DataFrame:
@@ -77,15 +102,11 @@ def boundaries_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> 
     )
 
 
-def _merge_as_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> pa.Table:
-    """Return the documents of a past state, merged range by range."""
-    parts = [CURRENT_COLUMNS.empty_table()]
-    for files, bounds in _find_range_boundaries(lake, at):
-        if bounds:
-            batches = _open_changelog(lake, files).to_batches(columns=MERGE_SCHEMA.names)
-            rows = [select_rows_below(pa.Table.from_batches([batch]), bounds) for batch in batches if batch.num_rows]
-            parts.append(merge_changes(pa.concat_tables([MERGE_SCHEMA.empty_table(), *rows])))
-    return pa.concat_tables(parts)
+def _merge_range(paths: list[str], bounds: dict[int, Boundary]) -> pa.Table:
+    """Return the documents of one vbucket range at its boundaries, as `merge_changes` does with all rows at once."""
+    markers = RowMarkers.collect(select_rows_below(read_marker_rows(paths), bounds))
+    survivors = (markers.select_survivors(select_rows_below(rows, bounds)) for rows in read_rows(paths, None))
+    return to_documents(reduce_rows(survivors))
 
 
 def _find_range_boundaries(
@@ -114,10 +135,16 @@ def _find_range_boundaries(
         _check_reached(lake, offset)
     for part in sorted({file.vbucket_range for file in files}):
         own = [file for file in files if file.vbucket_range == part]
-        rows = _open_changelog(lake, own).to_table(columns=[*EVIDENCE, "cas"])
-        if offset is not None:
-            _check_retained(lake, rows, offset)
-        yield own, find_boundaries(rows, offset)
+        yield own, _read_boundaries(lake, own, offset)
+
+
+def _read_boundaries(lake: LakeDirectory, files: list[DataFile], offset: Offset | None) -> dict[int, Boundary]:
+    """Return the newest boundary of each vbucket up to an offset, from the files of one range."""
+    # In a function of its own, so that the rows are freed before documents are read.
+    rows = open_dataset(lake.changelog_table.list_paths(files), CHANGE_SCHEMA).to_table(columns=[*EVIDENCE, "cas"])
+    if offset is not None:
+        _check_retained(lake, rows, offset)
+    return find_boundaries(rows, offset)
 
 
 def _check_retained(lake: LakeDirectory, rows: pa.Table, offset: Offset) -> None:
@@ -134,10 +161,6 @@ def _check_retained(lake: LakeDirectory, rows: pa.Table, offset: Offset) -> None
                 f"retention has dropped the state of {lake.path} at seqno {at.seqno} of vbucket {vbucket};"
                 f" the oldest state that is left is that of {datetime.fromtimestamp(oldest, UTC).isoformat()}"
             )
-
-
-def _open_changelog(lake: LakeDirectory, files: Iterable[DataFile]) -> ds.Dataset:
-    return open_dataset(lake.changelog_table.list_paths(files), CHANGE_SCHEMA)
 
 
 def _check_reached(lake: LakeDirectory, offset: Offset) -> None:
