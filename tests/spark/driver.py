@@ -7,8 +7,6 @@ The process counts from its start and kills itself in its third batch or third m
 - `merging`: the current table's files are written, but not committed.
 - `driver`: as `written`, but only the driver's Python is killed, and Spark's Java continues in the middle of a commit.
 - `never`: the process does not kill itself.
-
-Each line on standard output is the number of rows that the changelog has gained.
 """
 
 import os
@@ -24,7 +22,6 @@ from penstock.spark import Lake
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare_merge
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
-from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter, FileListWriter
 
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
@@ -78,11 +75,6 @@ class KillingMerge:
         return step.progress
 
 
-def print_progress(progress: SourceProgress) -> None:
-    sys.stdout.write(f"{progress.rows}\n")
-    sys.stdout.flush()
-
-
 def main(file: str, point: str) -> None:
     definition = read_definition(file)
     offsets = Lake(definition.lake).checkpoint / "offsets"
@@ -91,7 +83,7 @@ def main(file: str, point: str) -> None:
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.runtime.changelog_sink.ChangelogSink", KillingSink)
     patch.setattr("penstock.spark.lake.current.current_table.merge_current", KillingMerge(point))
-    run_pipeline(definition, report=print_progress)
+    run_pipeline(definition)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,8 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -23,11 +25,16 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.storage.object_path import LakePath
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, current_of
 
 ROOT = Path(__file__).parents[2]
 
+KILLS = 100
+"""Kills of the long test; at least half of them must fall inside a commit."""
+LONGEST_DELAY = 0.5
+"""Seconds from the first file of a batch to the latest kill."""
 
 PIPELINE = """
 lake = "lake"
@@ -80,18 +87,8 @@ class Driver:
         self.log = pipeline.file.with_name("driver.log")
         with self.log.open("a") as log:
             self.process = subprocess.Popen(
-                command, cwd=ROOT, stdout=subprocess.PIPE, stderr=log, start_new_session=True
+                command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=log, start_new_session=True
             )
-        self.has_written = threading.Event()
-        self._reader = threading.Thread(target=self._read)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        with self.process.stdout as lines:
-            for line in lines:
-                if int(line):
-                    self.has_written.set()
 
     def kill(self, *, java: bool) -> None:
         os.killpg(self.process.pid, signal.SIGKILL) if java else self.process.kill()
@@ -99,7 +96,14 @@ class Driver:
     def wait_until_killed(self) -> None:
         """Wait for the end of the driver's Python process, and assert that it was killed."""
         assert self.process.wait(PATIENCE) == -signal.SIGKILL, self.log.read_text()
-        self._reader.join(PATIENCE)
+
+    def wait_for(self, condition: Callable[[], bool]) -> None:
+        """Wait until a condition holds, which is checked every few milliseconds; the driver must not end before."""
+        deadline = time.monotonic() + PATIENCE
+        while not condition():
+            assert self.process.poll() is None, self.log.read_text()
+            assert time.monotonic() < deadline, self.log.read_text()
+            threading.Event().wait(0.002)
 
     def clean_up(self) -> None:
         """Wait until Java has noticed that its driver was killed, and has ended."""
@@ -180,35 +184,70 @@ def check_dependents(pipeline: Pipeline) -> None:
         assert {key for _, _, key in words.matches(f"phase{phase}")} == of_phase
 
 
+def list_numbers(log: LakePath) -> set[int]:
+    """Return the batches in one of the logs of a checkpoint."""
+    return {int(entry.name) for entry in log.iterdir() if entry.name.isdigit()} if log.exists() else set()
+
+
 def state(lake: Lake) -> tuple[int, int, int]:
     """Return the changelog's newest batch, the newest batch that Spark has logged as done, and the merged version."""
     changelog, current = lake.changelog_table.open(), lake.current_table.open()
     query = lake.read_query_id()
     assert changelog is not None
     assert query is not None
-    done = max(
-        (int(entry.name) for entry in (lake.checkpoint / "commits").iterdir() if entry.name.isdigit()), default=-1
-    )
     merged = current.transaction_version(str(changelog.metadata().id)) if current is not None else None
+    done = max(list_numbers(lake.checkpoint / "commits"), default=-1)
     return changelog.transaction_version(query) or 0, done, -1 if merged is None else merged
 
 
-def kill_at(pipeline: Pipeline, phase: int, point: str, *, delay: float = 0.0) -> None:
-    """Run a driver on a changing bucket until it kills itself at `point`, or is killed after `delay` seconds."""
+def kill_at(pipeline: Pipeline, phase: int, point: str) -> None:
+    """Run a driver on a changing bucket until it kills itself at `point`."""
     driver = Driver(pipeline, point)
     try:
         with Workload(pipeline.documents, phase):
-            if point == "never":
-                assert driver.has_written.wait(PATIENCE), driver.log.read_text()
-                with pytest.raises(subprocess.TimeoutExpired):
-                    driver.process.wait(delay)
-                driver.kill(java=phase % 2 == 0)
             driver.wait_until_killed()
     finally:
         if driver.process.poll() is None:
             driver.kill(java=True)
     if point != "driver":
         driver.clean_up()
+
+
+def kill_after_commit_began(pipeline: Pipeline, phase: int) -> str:
+    """Run a driver on a changing bucket, and kill it within moments of the first file of one of its next batches.
+
+    Returns:
+        The state of the batch: "written" if its files are not committed, "committed" if its end is not logged, "done".
+    """
+    chance = random.Random(phase)
+    lake = pipeline.lake
+    offsets, commits = (lake.checkpoint / name for name in ("offsets", "commits"))
+    target = max(list_numbers(commits), default=-1) + chance.choice([1, 1, 2, 3])
+    driver = Driver(pipeline, "never")
+    try:
+        with Workload(pipeline.documents, phase):
+            driver.wait_for((offsets / str(target)).exists)
+            before = list_files(lake)
+            driver.wait_for(lambda: bool(list_files(lake) - before) or (commits / str(target)).exists())
+            with pytest.raises(subprocess.TimeoutExpired):
+                driver.process.wait(chance.uniform(0, LONGEST_DELAY))
+            driver.kill(java=phase % 2 == 0)
+            is_done = (commits / str(target)).exists()  # after the kill, so that a commit which ends meanwhile is none
+            driver.wait_until_killed()
+    finally:
+        if driver.process.poll() is None:
+            driver.kill(java=True)
+    driver.clean_up()
+    if is_done:
+        return "done"
+    changelog, query = lake.changelog_table.open(), lake.read_query_id()
+    batch = None if changelog is None or query is None else changelog.transaction_version(query)
+    return "written" if batch is None or batch < target else "committed"
+
+
+def list_files(lake: Lake) -> set[str]:
+    """Return the data files in the directory of the changelog, also those that no commit names."""
+    return {str(path) for path in lake.changelog_table.path.glob("vbucket_range=*/*.parquet")}
 
 
 def store_first_documents(pipeline: Pipeline) -> None:
@@ -245,12 +284,16 @@ def test_killed_at_the_worst_moments(spark, pipeline):
     check(pipeline)
 
 
-def kill_at_random(spark, pipeline: Pipeline, rounds: int) -> None:
+def kill_at_random(spark, pipeline: Pipeline, rounds: int) -> Counter[str]:
+    """Kill drivers after the beginning of a commit, and return the number of kills by the state of the batch."""
     store_first_documents(pipeline)
+    found: Counter[str] = Counter()
     for phase in range(rounds):
-        kill_at(pipeline, phase, "never", delay=random.Random(phase).uniform(0.01, 1.5))
+        found[kill_after_commit_began(pipeline, phase)] += 1
+        sys.stdout.write(f"{phase + 1} kills: {dict(found)}\n")
     catch_up(spark, pipeline)
     check(pipeline)
+    return found
 
 
 @pytest.mark.spark
@@ -259,5 +302,9 @@ def test_killed_at_random(spark, pipeline):
 
 
 @pytest.mark.soak
-def test_killed_at_random_often(spark, pipeline):
-    kill_at_random(spark, pipeline, 50)
+def test_killed_at_random_often(spark, pipeline, capsys):
+    found = kill_at_random(spark, pipeline, KILLS)
+    inside = KILLS - found["done"]
+    with capsys.disabled():
+        sys.stdout.write(f"\n{KILLS} kills, {inside} of them inside a commit of the changelog: {dict(found)}\n")
+    assert inside >= KILLS / 2
