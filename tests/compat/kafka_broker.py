@@ -8,29 +8,43 @@ import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from penstock.node.auth.certificates import make_certificates
 from tests.compat.installed import make_kafka_command
 from tests.patience import PATIENCE
 from tests.ports import free_ports
 from tests.spark.buckets import Contents
 
-__all__ = ["KafkaBroker", "MergedEvents", "read_values"]
+__all__ = ["PASSWORD", "USER", "KafkaBroker", "MergedEvents", "read_values", "write_certificates"]
 
+USER, PASSWORD = "ada", "Hopfen-und-Malz"
+LISTENERS = ("PLAINTEXT", "LOGIN", "CERTIFICATE")
+LOGIN_MODULE = "org.apache.kafka.common.security.{0}.{1}LoginModule"
 CLUSTER_ID = "MkU3OEVBNTcwNTJENDM2Qg"
 PROPERTIES = """
 process.roles=broker,controller
 node.id=1
 controller.quorum.bootstrap.servers=127.0.0.1:{controller}
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:{port},CONTROLLER://127.0.0.1:{controller}
-advertised.listeners=PLAINTEXT://127.0.0.1:{port}
-listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT
-log.dirs={directory}
+listeners={listeners},CONTROLLER://127.0.0.1:{controller}
+advertised.listeners={listeners}
+listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,LOGIN:SASL_SSL,CERTIFICATE:SSL
+sasl.enabled.mechanisms=PLAIN,SCRAM-SHA-256,SCRAM-SHA-512
+listener.name.login.plain.sasl.jaas.config={plain} required user_{user}="{password}";
+listener.name.login.scram-sha-256.sasl.jaas.config={scram} required;
+listener.name.login.scram-sha-512.sasl.jaas.config={scram} required;
+listener.name.certificate.ssl.client.auth=required
+ssl.keystore.type=PEM
+ssl.keystore.location={directory}/keystore.pem
+ssl.truststore.type=PEM
+ssl.truststore.location={directory}/ca.pem
+log.dirs={directory}/data
 num.partitions=3
 offsets.topic.replication.factor=1
 offsets.topic.num.partitions=1
@@ -44,27 +58,44 @@ class KafkaBroker:
     """A running broker.
 
     Attributes:
-        address: host and port.
+        address: host and port of a listener without TLS and login.
+        login_address: those of a listener with TLS, on which USER logs in with PASSWORD.
+        certificate_address: those of a listener with TLS that requires a client certificate.
+        directory: the directory with the certificates: ca.pem, client.pem and client.key.
     """
 
-    def __init__(self, address: str) -> None:
-        self.address = address
+    def __init__(self, ports: list[int], directory: Path) -> None:
+        self.address, self.login_address, self.certificate_address = (f"127.0.0.1:{port}" for port in ports)
+        self.directory = directory
 
     @classmethod
     @contextmanager
     def running(cls, directory: Path) -> Iterator[KafkaBroker]:
         """Start a new broker, and kill it at the end."""
-        port, controller = free_ports(2)
+        controller, *ports = free_ports(4)
         file, log = directory / "server.properties", directory / "kafka.log"
-        file.write_text(PROPERTIES.format(port=port, controller=controller, directory=directory / "data"))
+        write_certificates(directory)
+        listeners = [f"{name}://127.0.0.1:{port}" for name, port in zip(LISTENERS, ports, strict=True)]
+        properties = PROPERTIES.format(
+            listeners=",".join(listeners),
+            controller=controller,
+            directory=directory,
+            plain=LOGIN_MODULE.format("plain", "Plain"),
+            scram=LOGIN_MODULE.format("scram", "Scram"),
+            user=USER,
+            password=PASSWORD,
+        )
+        file.write_text(properties)
         formatting = ["format", "--cluster-id", CLUSTER_ID, "--standalone", "--config", str(file)]
+        for mechanism in ("SCRAM-SHA-256", "SCRAM-SHA-512"):
+            formatting += ["--add-scram", f"{mechanism}=[name={USER},password={PASSWORD}]"]
         with log.open("wb") as output:
             command = [*make_kafka_command("kafka.tools.StorageTool"), *formatting]
             subprocess.run(command, stdout=output, stderr=output, check=True, timeout=PATIENCE)
             command = [*make_kafka_command("kafka.Kafka"), str(file)]
             with subprocess.Popen(command, stdout=output, stderr=output) as process:
                 try:
-                    broker = cls(f"127.0.0.1:{port}")
+                    broker = cls(ports, directory)
                     broker.list_topics()
                     yield broker
                 finally:
@@ -101,6 +132,15 @@ class KafkaBroker:
         finally:
             consumer.close()
         return records
+
+
+def write_certificates(directory: Path) -> None:
+    """Write the certificates of a new authority: ca.pem, client.pem, client.key, and keystore.pem of a broker."""
+    made = make_certificates([], USER, 1, datetime.now(UTC))
+    (directory / "ca.pem").write_bytes(made["ca"].certificate)
+    (directory / "client.pem").write_bytes(made["client"].certificate)
+    (directory / "client.key").write_bytes(made["client"].key)
+    (directory / "keystore.pem").write_bytes(made["server"].certificate + made["server"].key)
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """A Kafka sink and a real broker: consumers have the bucket's documents, and get each change once."""
 
 import json
+import logging
 import random
 import signal
 import subprocess
@@ -10,12 +11,12 @@ from contextlib import suppress
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from penstock.errors import Error
+from penstock.errors import Error, UntrustedNode, UsageError
 from penstock.node import Node
 from penstock.spark import Lake, append_changes, catch_up
 from penstock.spark.dependents.kafka import sink_position
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
-from tests.compat.kafka_broker import KafkaBroker, MergedEvents, read_values
+from tests.compat.kafka_broker import PASSWORD, USER, KafkaBroker, MergedEvents, read_values, write_certificates
 from tests.compat.kafka_driver import make_sink
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, MicroBatches
@@ -29,6 +30,14 @@ pytestmark = pytest.mark.long
 def broker(tmp_path_factory):
     with KafkaBroker.running(tmp_path_factory.mktemp("kafka")) as broker:
         yield broker
+
+
+@pytest.fixture(scope="module")
+def strange(tmp_path_factory):
+    """The directory of certificates of another authority."""
+    directory = tmp_path_factory.mktemp("strange")
+    write_certificates(directory)
+    return directory
 
 
 @pytest.fixture
@@ -202,3 +211,72 @@ def test_record_that_is_too_large_is_named(lake, declare):
     sink = declare(topic="small", properties={"message.max.bytes": 100_000}).open(lake)
     with pytest.raises(Error, match=r"Kafka .*refused.*too large"):
         catch_up(sink, lake)
+
+
+def declare_login(broker, mechanism="SCRAM-SHA-512", **keys):
+    login = {"tls": True, "ca_file": broker.directory / "ca.pem", "username": USER, "password_env": "KAFKA_PASSWORD"}
+    return {"brokers": (broker.login_address,), "sasl_mechanism": mechanism, **login, **keys}
+
+
+def declare_certificate(broker, owner):
+    files = {"certificate_file": owner / "client.pem", "key_file": owner / "client.key"} if owner else {}
+    return {"brokers": (broker.certificate_address,), "tls": True, "ca_file": broker.directory / "ca.pem", **files}
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", None], ids=str)
+def test_login_over_tls(broker, lake, declare, monkeypatch, mechanism):
+    """With a password, or with the certificate of a client."""
+    monkeypatch.setenv("KAFKA_PASSWORD", PASSWORD)
+    append(lake, 0, [row(1, 1, b"a", b"1")])
+    keys = declare_login(broker, mechanism) if mechanism else declare_certificate(broker, broker.directory)
+    sink = declare(topic=f"tls-{mechanism}", **keys).open(lake)
+    catch_up(sink, lake)
+    sink.close()
+    assert len(MergedEvents.merge(broker.consume(f"tls-{mechanism}")).changes) == 1
+
+
+REFUSED = [
+    ("wrong password", "refused the login of 'ada' with SCRAM-SHA-512: Authentication failed .*invalid credentials"),
+    ("unknown user", "refused the login of 'bob' with PLAIN: Authentication failed: Invalid username or password"),
+    (
+        "unknown authority",
+        r"is not trusted: it is of another host, or not signed by an authority of ca_file '.*ca\.pem'",
+    ),
+    ("no authority", "is not trusted: it is of another host, or not signed by an authority of the system"),
+    ("no certificate", r"expects certificate_file and key_file \(bad certificate\)"),
+    ("strange certificate", r"refused the certificate in certificate_file '.*' \(certificate unknown\)"),
+]
+
+
+@pytest.mark.parametrize(
+    ("case", "reason", "delivery"),
+    [(*case, "exactly-once") for case in REFUSED] + [(*case, "at-least-once") for case in REFUSED[::5]],
+    ids=lambda each: each[:20],
+)
+def test_refused_connection_ends_at_once(broker, lake, declare, strange, monkeypatch, caplog, case, reason, delivery):
+    """The sentence names the cause, and comes long before the end of the timeout. Nothing shows the password."""
+    caplog.set_level(logging.DEBUG)
+    wrong = "Wasser-und-Salz"
+    monkeypatch.setenv("KAFKA_PASSWORD", wrong if case == "wrong password" else PASSWORD)
+    keys = {
+        "wrong password": declare_login(broker),
+        "unknown user": declare_login(broker, "PLAIN", username="bob"),
+        "unknown authority": declare_login(broker, ca_file=strange / "ca.pem"),
+        "no authority": declare_login(broker, ca_file=None),
+        "no certificate": declare_certificate(broker, None),
+        "strange certificate": declare_certificate(broker, strange),
+    }[case]
+    append(lake, 0, [row(1, 1, b"a", b"1")])
+    sink = declare(topic="refused", delivery=delivery, timeout=3600, **keys).open(lake)
+    with pytest.raises(Error, match=f"Kafka at {keys['brokers'][0]} {reason}") as caught:
+        catch_up(sink, lake)
+    assert isinstance(caught.value, UntrustedNode) == ("authority" in case)
+    assert sink.position() is None
+    assert not [secret for secret in (PASSWORD, wrong) if secret in str(caught.value) + caplog.text + repr(vars(sink))]
+
+
+def test_files_of_tls_are_checked_before_a_connection(broker, declare, strange):
+    with pytest.raises(UsageError, match=r"certificate_file: no certificate .*: key values mismatch"):
+        declare(topic="t", **{**declare_certificate(broker, strange), "key_file": broker.directory / "client.key"})
+    with pytest.raises(UsageError, match=r"ca_file: no certificates in .*: no certificate or crl found"):
+        declare(topic="t", tls=True, ca_file=strange / "client.key")

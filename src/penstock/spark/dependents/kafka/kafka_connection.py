@@ -10,6 +10,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from penstock.client.connect.tls_context import load_tls_files
 from penstock.client.login.password_options import PasswordOptions, choose_password
 from penstock.client.login.secret_sources import SecretSource
 from penstock.errors import UsageError
@@ -136,6 +137,10 @@ class KafkaConnection:
                 raise UsageError(f"{name} is {str(path)!r}, which is no file; expected one in PEM")
         if (self.certificate_file is None) != (self.key_file is None):
             raise UsageError("certificate_file and key_file, expected both or neither")
+        if self.tls:
+            # librdkafka refuses unusable files only at the first connection, and asks a terminal for a passphrase.
+            ca, certificate, key = (None if path is None else str(path) for path in files.values())
+            load_tls_files(ca, certificate, key, ("ca_file", "certificate_file", "key_file"))
 
     def _check_login(self) -> None:
         password = self._choose_password()

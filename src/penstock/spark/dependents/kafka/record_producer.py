@@ -21,6 +21,8 @@ POLL_SECONDS = 0.02
 """Seconds between two looks at a full queue. librdkafka reports only failures, so nothing announces free space."""
 POLLED_RECORDS = 1000
 """Records after which failures are looked for."""
+SLICE_SECONDS = 0.25
+"""Seconds of one wait for brokers. Between two of them it is found out whether the brokers refuse the connection."""
 ABORT_SECONDS = 5.0
 
 
@@ -38,7 +40,7 @@ class RecordProducer(ABC):
     def __init__(self, connection: KafkaConnection, timeout: float, own: dict[str, Any]) -> None:
         from confluent_kafka import Producer
 
-        self._patience = KafkaPatience(connection.address, timeout)
+        self._patience = KafkaPatience(connection, timeout)
         self._failure: tuple[Any, str] | None = None
         self._count = 0
         # Java's clients choose a key's partition by murmur2, so streams of both can be joined.
@@ -88,6 +90,7 @@ class RecordProducer(ABC):
             except BufferError:
                 self._producer.poll(POLL_SECONDS)
             self._raise_failure()
+            self._patience.raise_refusal()
             if len(self._producer) < waiting:
                 waiting, deadline = len(self._producer), time.monotonic() + self._patience.seconds
             if time.monotonic() > deadline:
@@ -96,13 +99,15 @@ class RecordProducer(ABC):
     def _flush(self) -> None:
         """Wait until the brokers have all records. Raises Unreachable if no record is taken within the timeout."""
         waiting, deadline = len(self._producer), time.monotonic() + self._patience.seconds
-        while self._producer.flush(min(1.0, self._patience.seconds)):
+        while self._producer.flush(min(SLICE_SECONDS, self._patience.seconds)):
             self._raise_failure()
+            self._patience.raise_refusal()
             if len(self._producer) < waiting:
                 waiting, deadline = len(self._producer), time.monotonic() + self._patience.seconds
             if time.monotonic() > deadline:
                 raise self._patience.make_unreachable("records are not accepted")
         self._raise_failure()
+        self._patience.forget_failures()
 
     def _record_delivery(self, error: Any, message: Any) -> None:
         if error is not None and self._failure is None:
@@ -150,7 +155,7 @@ class TransactionalProducer(RecordProducer):
             The position in Kafka; None if it has none.
         """
         with translate_kafka_errors(self._patience):
-            self._producer.init_transactions(self._patience.seconds)
+            self._initialize()
         return self._positions.read(self._sink_id)
 
     def send(self, topic: str, key: bytes, value: bytes | None) -> None:
@@ -181,6 +186,25 @@ class TransactionalProducer(RecordProducer):
                 self._producer.purge()
                 self._producer.abort_transaction(ABORT_SECONDS)
         super().close()
+
+    def _initialize(self) -> None:
+        """Wait until the brokers know this producer.
+
+        Raises:
+            KafkaException: they do not answer within the timeout.
+        """
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + self._patience.seconds
+        while True:
+            try:
+                self._producer.init_transactions(min(SLICE_SECONDS, self._patience.seconds))
+            except KafkaException as error:
+                self._patience.raise_refusal()
+                if not error.args[0].retriable() or time.monotonic() > deadline:
+                    raise
+            else:
+                return
 
     def _begin(self) -> None:
         if not self._is_open:
