@@ -1,14 +1,18 @@
-"""A Kafka sink in a process that kills itself: `python -m tests.compat.kafka_driver LAKE BROKER DELIVERY POINT`.
+"""A Kafka sink in a process that kills itself: `python -m tests.compat.kafka_driver LAKE BROKER DELIVERY POINT STATE`.
 
-POINT is `record:N`, before the Nth record or commit; `timer:SECONDS`, that long after the first record; or `position`,
-before the position file is written. For each line of its standard input the program sends the lake's new changes, and
-prints a line.
+POINT is `record:N`, before the Nth record or commit; `timer:SECONDS`, that long after the first record;
+`commit:SECONDS`, that long after the second commit began; or `position`, before the position file is written. STATE is
+a file of one byte, which always has the present state. For each line of its standard input the program sends the lake's
+new changes, and prints a line.
 """
 
 import os
 import signal
 import sys
+import threading
 from itertools import count
+from mmap import mmap
+from pathlib import Path
 from typing import Any
 
 from penstock.spark import Lake, catch_up
@@ -19,32 +23,63 @@ from penstock.spark.dependents.position_file import PositionFile
 TRANSACTION_BYTES = 4 << 10
 """A transaction ends after so few records that a delta has many."""
 
+STATES = ("between transactions", "in a transaction", "in a commit")
+"""The states by their number in the file."""
 
-def kill_before(owner: Any, name: str, is_now: Any) -> None:
-    """Kill this process at a call of a method for which `is_now` returns true."""
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def kill_after(text: str) -> None:
+    """Kill this process after a number of seconds, also while librdkafka runs."""
+    threading.Timer(float(text), kill).start()
+
+
+def observe(owner: Any, name: str, before: Any, after: Any = int) -> None:
+    """Call functions before and after each call of a method."""
     called = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:
-        if is_now():
-            os.kill(os.getpid(), signal.SIGKILL)
-        return called(*arguments)
+        before()
+        result = called(*arguments)
+        after()
+        return result
 
     setattr(owner, name, call)
 
 
-def make_killer(point: str) -> Any:
-    """Return a function that returns true at the point, and at each call sets the timer if there is one."""
-    kind, _, text = point.partition(":")
-    calls = count(1)
+class Killer:
+    """Writes the state, and kills the process at the point."""
 
-    def is_now() -> bool:
-        number = next(calls)
-        if kind == "timer" and number == 1:
-            signal.signal(signal.SIGALRM, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
-            signal.setitimer(signal.ITIMER_REAL, float(text))
-        return kind == "record" and number == int(text)
+    def __init__(self, point: str, state: mmap) -> None:
+        self._kind, _, self._text = point.partition(":")
+        self._state = state
+        self._calls, self._commits = count(1), count(1)
 
-    return is_now
+    def send(self) -> None:
+        self._count_call()
+        self._state[0] = 1
+
+    def begin_commit(self) -> None:
+        self._count_call()
+        self._state[0] = 2
+        if next(self._commits) == 2 and self._kind == "commit":
+            kill_after(self._text)
+
+    def end_commit(self) -> None:
+        self._state[0] = 0
+
+    def write_position(self) -> None:
+        if self._kind == "position":
+            kill()
+
+    def _count_call(self) -> None:
+        number = next(self._calls)
+        if self._kind == "timer" and number == 1:
+            kill_after(self._text)
+        if self._kind == "record" and number == int(self._text):
+            kill()
 
 
 def make_sink(lake: Lake, broker: str, delivery: str) -> kafka_sink.KafkaSink:
@@ -58,14 +93,15 @@ def make_sink(lake: Lake, broker: str, delivery: str) -> kafka_sink.KafkaSink:
     return declared.open(lake)
 
 
-def drive(path: str, broker: str, delivery: str, point: str) -> None:
+def drive(path: str, broker: str, delivery: str, point: str, state: str) -> None:
     kafka_sink.TRANSACTION_BYTES = TRANSACTION_BYTES
-    is_now = make_killer(point)
+    Path(state).write_bytes(b"\0")
+    with Path(state).open("r+b") as file:
+        killer = Killer(point, mmap(file.fileno(), 1))
     for producer in (TransactionalProducer, FlushedProducer):
-        for name in ("send", "commit"):
-            kill_before(producer, name, is_now)
-    if point == "position":
-        kill_before(PositionFile, "write", lambda: True)
+        observe(producer, "send", killer.send)
+        observe(producer, "commit", killer.begin_commit, killer.end_commit)
+    observe(PositionFile, "write", killer.write_position)
     lake = Lake(path)
     sink = make_sink(lake, broker, delivery)
     print("ready", flush=True)

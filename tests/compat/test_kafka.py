@@ -6,7 +6,9 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
@@ -17,7 +19,7 @@ from penstock.spark import Lake, append_changes, catch_up
 from penstock.spark.dependents.kafka import sink_position
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
 from tests.compat.kafka_broker import PASSWORD, USER, KafkaBroker, MergedEvents, read_values, write_certificates
-from tests.compat.kafka_driver import make_sink
+from tests.compat.kafka_driver import STATES, make_sink
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, MicroBatches
 from tests.spark.lakes import ROOT, append, rollback, row
@@ -86,8 +88,14 @@ class ChangingBucket:
 
 
 def run_until_killed(bucket, broker, delivery, point, chance):
-    """Run the sink in a process while the bucket changes, until the process is killed."""
-    command = [sys.executable, "-m", "tests.compat.kafka_driver", bucket.lake.path, broker.address, delivery, point]
+    """Run the sink in a process while the bucket changes, until the process is killed.
+
+    Returns:
+        The state of the sink at that moment.
+    """
+    file = Path(f"{bucket.lake.path}.state")
+    arguments = [bucket.lake.path, broker.address, delivery, point, file]
+    command = [sys.executable, "-m", "tests.compat.kafka_driver", *arguments]
     with subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -96,6 +104,13 @@ def run_until_killed(bucket, broker, delivery, point, chance):
             with suppress(BrokenPipeError):
                 process.stdin.write(b"\n")
         assert process.wait(PATIENCE) == -signal.SIGKILL
+    return STATES[file.read_bytes()[0]]
+
+
+def choose_point(chance, number):
+    """Return where the process kills itself: each kind of place in turn."""
+    kinds = (f"record:{chance.randrange(1, 400)}", f"timer:{chance.random() / 5}", f"commit:{chance.random() / 50}")
+    return (*kinds, "position")[number % 4]
 
 
 def check_killed(broker, tmp_path, delivery, rounds):
@@ -104,21 +119,20 @@ def check_killed(broker, tmp_path, delivery, rounds):
     with Node.running(["default"], vbuckets=16) as node, Documents.of(node.url("default")) as documents:
         bucket = ChangingBucket(node, documents, lake, rounds)
         bucket.change(10)
-        points = [lambda: f"record:{chance.randrange(1, 400)}", lambda: f"timer:{chance.random() / 5}"]
-        for number in range(rounds):
-            point = "position" if number % 5 == 2 else points[number % 2]()
-            run_until_killed(bucket, broker, delivery, point, chance)
+        states = [
+            run_until_killed(bucket, broker, delivery, choose_point(chance, number), chance) for number in range(rounds)
+        ]
         wanted = bucket.settle()
         sink = make_sink(lake, broker.address, delivery)
         catch_up(sink, lake)
         sink.close()
     merged = MergedEvents.merge(broker.consume(f"beer-{delivery}"))
     assert {key: found for (_, key), found in merged.documents.items()} == read_values(wanted)
-    return merged
+    return merged, Counter(states)
 
 
 def test_exactly_once_despite_kills(broker, tmp_path):
-    merged = check_killed(broker, tmp_path, "exactly-once", 5)
+    merged, _ = check_killed(broker, tmp_path, "exactly-once", 4)
     assert len(merged.changes) == len(set(merged.changes))
     assert {"r", "u", "d"} <= {event["op"] for event in merged.events}
 
@@ -129,8 +143,12 @@ def test_at_least_once_despite_kills(broker, tmp_path):
 
 @pytest.mark.soak
 def test_exactly_once_despite_many_kills(broker, tmp_path):
-    merged = check_killed(broker, tmp_path, "exactly-once", 100)
+    merged, states = check_killed(broker, tmp_path, "exactly-once", 100)
     assert len(merged.changes) == len(set(merged.changes))
+    counts = ", ".join(f"{number} times {state}" for state, number in states.items())
+    sys.stdout.write(f"{len(merged.events)} events; killed {counts}\n")  # pytest -s shows it
+    assert states["in a transaction"] >= 20
+    assert states["in a commit"] >= 10
 
 
 def test_position_is_found_among_those_of_other_sinks(broker, declare, tmp_path, monkeypatch):
