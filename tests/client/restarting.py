@@ -52,3 +52,21 @@ class RestartingServer(OldServer):
     @property
     def has_restarted(self):
         return bool(self.met) and all(self.met.values())
+
+
+class InterruptingServer(OldServer):
+    """A proxy in front of a node that calls a function before the node gets a stream request.
+
+    Attributes:
+        interrupt: called once, before the next stream request; None afterwards.
+    """
+
+    def __init__(self, node):
+        super().__init__(node, SERVING)
+        self.interrupt = None
+
+    def answer(self, frame):
+        if frame.opcode == Opcode.DCP_STREAM_REQ and self.interrupt is not None:
+            interrupt, self.interrupt = self.interrupt, None
+            interrupt()
+        return super().answer(frame)

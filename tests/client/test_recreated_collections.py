@@ -15,6 +15,7 @@ from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import KeyNotFound, NoSuchCollection
 from penstock.wire.columns.schema import Event
 from tests.client.peer import in_loop
+from tests.client.restarting import InterruptingServer
 from tests.client.test_collections import change
 from tests.examples import scaled
 from tests.patience import PATIENCE
@@ -140,6 +141,37 @@ async def test_saved_positions_continue_over_a_recreated_collection(node, store,
             assert sorted(await read_until(changes, *name_keys("new"))) == sorted(name_keys("new"))
         with pytest.raises(NoSuchCollection, match=r"has no collection 's\.never'"):
             await bucket.stream(collections=["s.never"])
+
+
+@pytest.mark.parametrize("dropped", [["c"], ["c", "d"]])
+@in_loop
+async def test_collection_is_dropped_before_the_stream_request(node, store, dropped):
+    """The stream has the ids of the names, and they no longer exist when the node gets its first request."""
+    with InterruptingServer(node) as server:
+        async with penstock.connect(node.url("beer")) as bucket:
+            for name in NAMES:
+                await write(bucket, name, f"{name}-old")
+
+            def interrupt():
+                drop(node, *dropped)
+                create(node, *dropped)
+
+            server.interrupt = interrupt
+            async with (
+                penstock.connect(server.url()) as follower,
+                Consumer(follower, store, collections=NAMES) as consumer,
+                aclosing(consumer.changes()) as changes,
+            ):
+                coming = asyncio.create_task(read_until(changes, "s.c-new", "s.d-new"))
+                await wait_until(lambda: server.interrupt is None, coming)
+                for name in NAMES:
+                    await write(bucket, name, f"{name}-new")
+                kept = [] if "d" in dropped else ["s.d-old"]
+                assert sorted(await coming) == sorted(["s.c-new", "s.d-new", *kept])
+                await consumer.commit()
+            server.interrupt = interrupt
+            found = {row.key async for row in bucket.changes(stop="now", collections=NAMES) if row.key}
+            assert found == {b"s.c-new", b"s.d-new", *[key.encode() for key in kept]}
 
 
 # Any schedule

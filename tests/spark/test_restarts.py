@@ -7,7 +7,7 @@ from penstock import BucketRecreated, Node
 from penstock.errors import NoSuchCollection
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
-from tests.client.restarting import STAGES, RestartingServer
+from tests.client.restarting import STAGES, InterruptingServer, RestartingServer
 from tests.client.test_collections import change
 from tests.spark.buckets import Documents, MicroBatches
 
@@ -109,6 +109,51 @@ def test_query_survives_the_end_of_a_selected_collection(follow):
         assert query.all() == []
         with pytest.raises(NoSuchCollection, match=r"the bucket has no collection '_default\.ales'"):
             follow(documents.url, collections="ales").step()
+
+
+DROPPED = [
+    ({"collections": "s.ales,s.stouts"}, ["ales"], ["second", "stout"]),
+    ({"collections": "s.ales,s.stouts"}, ["ales", "stouts"], []),
+    ({"scope": "s"}, [], []),
+]
+
+
+@pytest.mark.parametrize(("selected", "dropped", "left"), DROPPED, ids=str)
+def test_collection_is_dropped_before_the_stream_request(node, follow, selected, dropped, left):
+    """A task has read the names, and then their ids no longer exist. Without names the whole scope is dropped."""
+    with InterruptingServer(node) as server, Documents.of(node.url("beer")) as documents:
+
+        def store(collection, *keys):
+            documents.loop.run(documents.bucket.upsert_many([(key, b"v") for key in keys], collection=collection))
+
+        def create(*names):
+            for name in names:
+                change(node, lambda manifest, name=name: manifest.with_collection("s", name))
+
+        def drop():
+            for name in dropped:
+                change(node, lambda manifest, name=name: manifest.without_collection("s", name))
+            create(*dropped)
+            if not dropped:
+                change(node, lambda manifest: manifest.without_scope("s"))
+                change(node, lambda manifest: manifest.with_scope("s"))
+                create("ales", "stouts")
+
+        change(node, lambda manifest: manifest.with_scope("s"))
+        create("ales", "stouts")
+        store("s.ales", *(f"old-{n}" for n in range(9)))
+        store("s.stouts", "stout")
+        query: MicroBatches = follow(server.url(), **selected)
+        tables = query.all()
+        store("s.ales", "later", "old-1")
+        store("s.stouts", "second")
+        server.interrupt = drop
+        tables += query.all()
+        assert server.interrupt is None
+        assert current_keys(tables) == left
+        store("s.ales", "new")
+        tables += query.all()
+        assert current_keys(tables) == sorted([*left, "new"])
 
 
 def current_keys(tables):

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, NamedTuple
 
 import pyarrow as pa
@@ -204,6 +204,17 @@ class RequestedCollections:
             return json.dumps({"scope": f"{self.scope_id:x}"}).encode()
         return json.dumps({"collections": [f"{each:x}" for each in sorted(self.ids)]}).encode() if self.ids else b""
 
+    def keep_existing(self, known: KnownCollections) -> RequestedCollections:
+        """Return the request without the collections that a later manifest no longer has.
+
+        Raises:
+            NoSuchCollection: it has none of them.
+        """
+        ids = self.ids.intersection(known.collections.values())
+        if (self.ids and not ids) or (self.scope_id is not None and self.scope_id not in known.scopes.values()):
+            raise NoSuchCollection("the selected scope or collections were dropped while they were read")
+        return replace(self, ids=ids)
+
 
 EVERYTHING = RequestedCollections()
 """The request for the whole bucket."""
@@ -221,7 +232,8 @@ class StreamContent:
         out_of_order: whether the first snapshot of a collection may be out of order, in DCP and if the node does that.
         values: whether changes have values. If not, DCP and TAP do not send them.
         change_filter: chooses changes by key and value.
-        skips_missing: whether names without a collection are left out, if another has one. If not, they are an error.
+        skips_missing: whether names without a collection are left out, if another has one, and collections that are
+            dropped before the request of a stream. If not, they are an error.
         follows_names: whether the streams go on after the end of a selected collection, and read a later one with its
             name. If not, they read the collections that have the names at first, and end with them.
     """
@@ -258,7 +270,7 @@ class CollectionFilter:
         self._skips_missing = skips_missing
         self._selected = frozenset(selection.list_names())
         self._names: CollectionNames | None = None
-        self._first = EVERYTHING
+        self._first, self._first_uid = EVERYTHING, 0
         self._requests: dict[int, RequestedCollections] = {}
         self._dropped_collections: set[int] = set()
         """Ids whose end has arrived. The manifest of a node may be older than its vbuckets after a failover."""
@@ -280,7 +292,8 @@ class CollectionFilter:
             The names; None if `known` is None.
 
         Raises:
-            NoSuchCollection: the bucket does not have the selected collections, and the filter does not follow names.
+            NoSuchCollection: the bucket does not have the selected collections, or has them no longer, and the filter
+                does not follow names.
             UsageError: the node has no collections.
         """
         self.outdated.discard(connection_id)
@@ -294,10 +307,13 @@ class CollectionFilter:
         elif self._names is None:
             # Only once: a later collection with the same name has another id, and its changes continue no stream.
             self._first = self._selection.choose_request(known)
+            self._first_uid = known.uid
             if self._skips_missing and self._selection.collections and (found := self._selection.find_ids(known)):
                 self._first = RequestedCollections(ids=found)
             if self._first.missing:
                 raise NoSuchCollection(f"the bucket has no {self._first.missing[0]}")
+        elif self._skips_missing and known.uid > self._first_uid:  # ids that an older manifest lacks are new
+            self._first, self._first_uid = self._first.keep_existing(known), known.uid
         self._names = self._names or CollectionNames()
         known.register_names(self._names)
         return self._names
@@ -350,18 +366,25 @@ class CollectionFilter:
             self.outdated.add(connection_id)
         return is_over
 
-    def record_end(self, requested: RequestedCollections, connection_id: int, status: int) -> bool:
-        """Record why a stream was refused or ended, and return whether it may go on with the ids of a newer manifest.
+    def record_refusal(self, requested: RequestedCollections, connection_id: int, status: int) -> bool:
+        """Record the refusal of a stream, and return whether it may go on with the ids of a newer manifest.
 
         Args:
             requested: the requested collections of the stream.
             connection_id: the number of the connection.
-            status: the status of the refusal; UNKNOWN_COLLECTION after an end because all collections were dropped.
+            status: the status of the refusal.
         """
         reasons = {Status.UNKNOWN_COLLECTION, Status.UNKNOWN_SCOPE}
         if requested.missing:
             reasons.add(Status.EACCESS)  # the user may have access to the collection, once it exists
-        if not self._follows_names or not (requested.value or requested.missing) or status not in reasons:
+        can_go_on = self._follows_names or self._skips_missing
+        if not can_go_on or not (requested.value or requested.missing) or status not in reasons:
             return False
         self.outdated.add(connection_id)
         return True
+
+    def record_empty_end(self, connection_id: int) -> bool:
+        """Record the end of a stream because its collections were dropped, and return whether it reads later ones."""
+        if self._follows_names:
+            self.outdated.add(connection_id)
+        return self._follows_names

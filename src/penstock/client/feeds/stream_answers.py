@@ -98,7 +98,7 @@ class StreamAnswers:
     def _on_refused(self, stream: VbucketStream, status: int) -> None:
         about = f"vbucket {stream.vbucket}: stream from {stream.position.seqno} refused, {name_status(status)}"
         error = make_status_error(status, about, opaque=stream.opaque, vbucket=stream.vbucket)
-        if self._filter and self._filter.record_end(stream.requested, stream.connection_id, status):
+        if self._filter and self._filter.record_refusal(stream.requested, stream.connection_id, status):
             missing = " and ".join(stream.requested.missing)
             hint = f"; it reads more than the selection because the bucket has no {missing}" if missing else ""
             self._streams.record_failure(stream, ConnectionClosed(f"{about}{hint}"))

@@ -23,7 +23,7 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Message, decode_frame
 from penstock.wire.codec.opcodes import Magic
-from penstock.wire.codec.statuses import Status, StreamEndReason
+from penstock.wire.codec.statuses import StreamEndReason
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.schema import signed64
 from penstock.wire.messages.dcp import (
@@ -205,7 +205,8 @@ class StreamMessages:
     def _on_end(self, stream: VbucketStream, message: Message) -> None:
         self._requests.forget(stream.opaque)
         is_empty = isinstance(message, StreamEnd) and message.reason == StreamEndReason.FILTER_EMPTY
-        if is_empty and self._filter and stream.requested.value and not self._goes_on(stream):
+        chosen = self._filter if is_empty and stream.requested.value else None
+        if chosen is not None and not chosen.record_empty_end(stream.connection_id):
             # The requested collections were dropped, and no later collection has their ids.
             self._streams.finish_when_confirmed(stream)
             return
@@ -222,11 +223,6 @@ class StreamMessages:
             self._streams.record_failure(stream, ConnectionClosed(about), was_open=True)
         else:
             self._streams.finish_when_confirmed(stream)
-
-    def _goes_on(self, stream: VbucketStream) -> bool:
-        """Return whether a stream goes on after its collections were dropped."""
-        status = Status.UNKNOWN_COLLECTION
-        return self._filter is not None and self._filter.record_end(stream.requested, stream.connection_id, status)
 
 
 _Handler = Callable[[StreamMessages, VbucketStream, Any], None]
