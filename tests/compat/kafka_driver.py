@@ -1,9 +1,14 @@
 """A Kafka sink in a process that kills itself: `python -m tests.compat.kafka_driver LAKE BROKER DELIVERY POINT STATE`.
 
-POINT is `record:N`, before the Nth record or commit; `timer:SECONDS`, that long after the first record;
-`commit:SECONDS`, that long after the second commit began; or `position`, before the position file is written. STATE is
-a file of one byte, which always has the present state. For each line of its standard input the program sends the lake's
-new changes, and prints a line.
+POINT is the moment of the kill:
+
+- `record:N`: before the Nth record or commit.
+- `timer:SECONDS`: that long after the first record.
+- `commit:SECONDS`: that long after the second commit began.
+- `position`: before the position file is written.
+
+STATE is a file of one byte, which always has the present state. For each line of its standard input the program sends
+the lake's new changes, and prints a line.
 """
 
 import os
