@@ -243,10 +243,13 @@ def indexed(tmp_path):
         SecondaryIndex(lake, "by_abv", "abv", "double"),
         SecondaryIndex(lake, "by_time", "at", "timestamp"),
         SecondaryIndex(lake, "by_sale", "sold", "boolean"),
+        SecondaryIndex(lake, "by_price", "price", "decimal(38, 2)"),
+        SecondaryIndex(lake, "by_day", "day", "date"),
         FullText(lake, "words", ["name"]),
     ]
     append(lake, 0, [
-        row(1, 1, b"pale", b'{"name": "Pale ale, citrus", "abv": 5.1, "at": "2026-01-02T00:00:00Z", "sold": true}'),
+        row(1, 1, b"pale", b'{"name": "Pale ale, citrus", "abv": 5.1, "at": "2026-01-02T00:00:00Z", "sold": true,'
+            b' "price": 90071992547409931.10, "day": "2026-01-02"}'),
         row(2, 1, b"stout", b'{"name": "Oat stout", "abv": 6.3, "at": "2026-02-02T00:00:00Z", "sold": false}'),
         row(3, 1, b"cold", b'{"name": "Ice", "abv": -1}'),
     ])  # fmt: skip
@@ -273,6 +276,12 @@ def test_documents_are_found_by_an_index(run, indexed):
         ["5.5", "hat", "1", "2", "shop.hats"],
         ["2", "found;", "limited", "by", "--limit"],
     ]
+    [found] = run("pipeline", "find", indexed.path, "by_price", "90071992547409931.1", "--json").json_lines
+    assert (found["key"], found["value"]) == ("pale", "90071992547409931.10")  # as a float it would end with 36
+    assert not keys("by_price", "90071992547409931.11")
+    assert keys("by_price", "--to", "90071992547409931.10", "--", "-1") == ["pale"]
+    [found] = run("pipeline", "find", indexed.path, "by_day", "2026-01-01", "--to", "2026-01-02", "--json").json_lines
+    assert found["value"] == "2026-01-02"
     assert "2026-01-02T00:00:00+00:00" in run("pipeline", "find", indexed.path, "by_time", "2026-01-02").out
 
 
@@ -290,8 +299,9 @@ def test_documents_are_found_by_words(run, indexed):
     [
         (["find", "by_abv", "null"], "the lower bound is 'null'; expected a double"),
         (["find", "by_abv", "1", "--to", "strong"], "the upper bound is 'strong'; expected a double"),
+        (["find", "by_price", "0.125"], "the lower bound is 0.125; expected a decimal(38, 2)"),
         (["find", "words", "1"], "there is no index 'words' in "),
-        (["find", "../x", "1"], "expected by_abv or by_sale or by_time"),
+        (["find", "../x", "1"], "expected by_abv or by_day or by_price or by_sale or by_time"),
         (["search", "by_abv", "x"], "there is no full-text index 'by_abv' in "),
         (["search", "words", '"x'], "unterminated string; expected words"),
     ],

@@ -4,6 +4,7 @@ import json
 import signal
 import subprocess
 import sys
+from decimal import Context, Decimal
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -214,6 +215,7 @@ OF_A_KIND = {
     "long": st.integers(-(1 << 63), (1 << 63) - 1),
     "boolean": st.booleans(),
     "timestamp": st.datetimes().map(lambda when: when.isoformat()),
+    "date": st.dates().map(lambda day: day.isoformat()),
 }
 
 
@@ -456,6 +458,49 @@ def test_spark_frame_has_the_range(lake, index, spark):
     rows = index.frame(spark, "A", "Z").select("value", "key", "vbucket", "history").collect()
     assert [tuple(line) for line in rows] == [("Bonn", "a", 1, 0), ("Ulm", None, 1, 0)]
     assert index.frame(spark, "X").count() == 0
+
+
+DIGITS = st.one_of(
+    st.integers(10**37, 10**38 - 1), st.integers(-(10**38) + 1, 10**38 - 1), st.integers(2**53 - 2, 2**53 + 2)
+)
+
+
+@settings(max_examples=scaled(25))
+@given(st.lists(DIGITS, min_size=3, max_size=12), st.integers(0, 38))
+def test_decimals_have_the_order_of_their_digits(digits, scale):
+    """Numbers that are the same float are different decimals. Files and row groups hold two entries each."""
+    texts = {f"{Decimal(number).scaleb(-scale, Context(prec=38)):f}": number for number in digits}
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(entry_files, "FILE_ROWS", 2)
+        patch.setattr(entry_files, "GROUP_ROWS", 2)
+        lake = Lake(directory)
+        index = SecondaryIndex(lake, "price", "price", f"decimal(38, {scale})")
+        for batch in range(2):
+            some = [*enumerate(texts)][batch::2]
+            append(lake, batch, [row(1, n + 1, text.encode(), b'{"price": %s}' % text.encode()) for n, text in some])
+            catch_up(index, lake)
+        ordered = sorted(texts, key=lambda text: texts[text])
+        assert index.scan()["key"].to_pylist() == ordered
+        assert index.scan()["value"].to_pylist() == [Decimal(text) for text in ordered]
+        for at, text in enumerate(ordered):
+            assert index.lookup(Decimal(text))["key"].to_pylist() == [text]
+            assert index.plan(Decimal(text), Decimal(text)).files == 1
+            assert index.range(index.kind.parse_text(text))["key"].to_pylist() == ordered[at:]
+            assert index.range(None, Decimal(text), limit=1, descending=True)["key"].to_pylist() == [text]
+            assert [line["key"] for line in index.documents(Decimal(text), Decimal(text)).to_pylist()] == [text]
+
+
+def test_decimals_are_exact_in_bounds_and_for_other_libraries(lake):
+    append(lake, 0, [row(1, n + 1, b"%d" % n, b'{"price": 0.%d0}' % n) for n in range(1, 5)])
+    append(lake, 1, [row(1, 9, b"m", b'{"price": 0.125}')])
+    index = SecondaryIndex(lake, "price", "price", "decimal(12, 2)")
+    catch_up(index, lake)
+    assert index.misfits()["misfit"].to_pylist() == ["0.125"]
+    assert index.range(Decimal("0.2"), Decimal("0.30"))["value"].to_pylist() == [Decimal("0.20"), Decimal("0.30")]
+    with pytest.raises(UsageError, match=r"the upper bound is 0\.3; expected a decimal\(12, 2\)"):
+        index.range(None, 0.3)
+    table = DeltaTable(str(lake.path / "indexes" / "price"))
+    assert table.to_pyarrow_table(filters=[("value", "=", Decimal("0.30"))])["key"].to_pylist() == ["3"]
 
 
 def test_value_types():

@@ -3,6 +3,7 @@
 import json
 import math
 from datetime import UTC, date, datetime
+from decimal import Decimal
 
 import pyarrow as pa
 import pytest
@@ -27,6 +28,7 @@ SCALARS = (
 VALUES = st.recursive(
     SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from("ab"), inner, max_size=2)
 )
+NAMES = [*sorted(VALUE_TYPES), "decimal(3, 1)"]
 DOCUMENTS = st.fixed_dictionaries({}, optional={"a": VALUES, "b": VALUES, "c": VALUES})
 GARBAGE = st.sampled_from(
     [
@@ -66,22 +68,23 @@ def one_by_one(documents, names, kind):
 @given(
     st.lists(TEXTS | st.none(), max_size=60),
     st.sampled_from(["a", "a.b", "b.a.a"]),
-    st.sampled_from(sorted(VALUE_TYPES)),
+    st.sampled_from(NAMES),
 )
 def test_chunks_equal_single_documents(documents, path, name):
-    names, kind = parse_path(path), VALUE_TYPES[name]
+    names, kind = parse_path(path), find_value_type(name)
     found = extract_values(pa.array(documents, pa.binary()), names, kind)
     assert list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True)) == one_by_one(documents, names, kind)
     assert found.misfits.is_valid().equals(found.values.is_null())
 
 
-@given(st.lists(DOCUMENTS, min_size=1, max_size=10), st.sampled_from(sorted(VALUE_TYPES)), st.data())
+@given(st.lists(DOCUMENTS, min_size=1, max_size=10), st.sampled_from(NAMES), st.data())
 def test_similar_rows_read_together_equal_single_documents(samples, name, data):
     rows = data.draw(st.lists(st.sampled_from(samples), min_size=20, max_size=200))
     documents = [json.dumps(document).encode() for document in rows]
-    found = extract_values(pa.chunked_array([documents[:7], documents[7:]], pa.binary()), ("a",), VALUE_TYPES[name])
+    kind = find_value_type(name)
+    found = extract_values(pa.chunked_array([documents[:7], documents[7:]], pa.binary()), ("a",), kind)
     pairs = list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True))
-    assert pairs == one_by_one(documents, ("a",), VALUE_TYPES[name])
+    assert pairs == one_by_one(documents, ("a",), kind)
 
 
 def test_similar_documents_are_read_by_arrow(monkeypatch):
@@ -111,12 +114,20 @@ KIND_TABLE = [
     ("date", "2010-07-22", date(2010, 7, 22)),
     ("date", "2010-07-22T20:00:20", None),
     ("timestamp", 5, None),
+    ("decimal(4, 2)", 7, Decimal(7)),
+    ("decimal(4, 2)", 0.1, Decimal("0.1")),
+    ("decimal(4, 2)", 1e1, Decimal(10)),
+    ("decimal(4, 2)", 0.125, None),
+    ("decimal(4, 2)", 100, None),
+    ("decimal(4, 2)", "7", None),
+    ("decimal(4, 2)", True, None),
+    ("decimal(38, 0)", 10**38 - 1, Decimal(10**38 - 1)),
 ]
 
 
 @pytest.mark.parametrize(("name", "value", "wanted"), KIND_TABLE)
 def test_values_fit_their_type(name, value, wanted):
-    found = extract_values(pa.array([json.dumps({"a": [value]}).encode()] * 40), ("a",), VALUE_TYPES[name])
+    found = extract_values(pa.array([json.dumps({"a": [value]}).encode()] * 40), ("a",), find_value_type(name))
     assert found.values.to_pylist() == [wanted] * 40
     assert found.misfits.to_pylist() == [None if wanted is not None else json.dumps(value)[:100]] * 40
 
@@ -140,5 +151,9 @@ def test_invalid_paths_are_refused(text):
 
 
 def test_unknown_type_is_refused():
-    with pytest.raises(UsageError, match="the type is 'number'; expected one of string, double"):
+    with pytest.raises(UsageError, match=r"the type is 'number'; expected one of string, double.*, decimal\(p, s\)"):
         find_value_type("number")
+    assert find_value_type("DECIMAL( 12,2)").name == "decimal(12, 2)"
+    for name in ("decimal(39, 2)", "decimal(0, 0)", "decimal(2, 3)"):
+        with pytest.raises(UsageError, match="expected 1 to 38 digits, not more of them after the point"):
+            find_value_type(name)

@@ -7,7 +7,8 @@ up, and not before, because it imports Arrow.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import date
+from decimal import Decimal
 from inspect import Parameter
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,7 +90,7 @@ def _make_parameter(operand: Operand) -> Parameter:
 def _print_rows(index: str, columns: Sequence[str], found: pa.Table, limit: int, *, as_json: bool) -> None:
     from penstock.wire.columns.collection_names import DEFAULT_NAME
 
-    rows = [_format_time(row) for row in found.to_pylist()]
+    rows = [_format_value(row) for row in found.to_pylist()]
     if as_json:
         for row in rows:
             print(format_json_line(make_json_object(row)))
@@ -103,7 +104,9 @@ def _print_rows(index: str, columns: Sequence[str], found: pa.Table, limit: int,
     print_table(make_table(index, columns, shown, f"{len(rows):,} found{more}"))
 
 
-def _format_time(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row whose value, if it is a time, is ISO 8601 text."""
+def _format_value(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row whose value is text if it is a time, as in ISO 8601, or a decimal, with all digits."""
     value = row.get("value")
-    return row | {"value": value.isoformat()} if isinstance(value, datetime) else row
+    if isinstance(value, date):  # also with a time
+        return row | {"value": value.isoformat()}
+    return row | {"value": f"{value:f}"} if isinstance(value, Decimal) else row

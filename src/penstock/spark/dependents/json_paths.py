@@ -25,6 +25,7 @@ import pyarrow.json
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
+from penstock.spark.values.json_rows import WrittenFloat
 from penstock.spark.values.utf8 import is_utf8
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
@@ -87,7 +88,7 @@ def _refuse_constant(text: str) -> None:
     raise ValueError(f"{text} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_float=WrittenFloat, parse_constant=_refuse_constant)
 
 
 def find_values(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
@@ -181,7 +182,8 @@ class DocumentChunk:
 
         These are documents that Arrow would accept though they are not JSON, and documents that would end the process.
         """
-        tests = [pc.match_substring_regex(self.documents, _UNSAFE)]
+        unsafe_texts = [_UNSAFE, self.kind.unsafe] if self.kind.unsafe else [_UNSAFE]
+        tests = [pc.match_substring_regex(self.documents, each) for each in unsafe_texts]
         if pc.max(pc.binary_length(self.documents)).as_py() > MAX_BRACKETS:
             opened = pc.add(pc.count_substring(self.documents, b"{"), pc.count_substring(self.documents, b"["))
             tests.append(pc.greater(opened, MAX_BRACKETS))

@@ -4,16 +4,24 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date
+from decimal import Decimal
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UsageError
+from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
+from penstock.spark.values.json_rows import WrittenFloat
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
+from penstock.spark.values.json_types import MAX_DIGITS
+
+_DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)", re.IGNORECASE)
 
 MISFIT_CHARACTERS = 100
 """Characters that are kept of the JSON of a value that does not fit."""
@@ -30,6 +38,7 @@ class ValueType:
         parsed: the type that Arrow's JSON reader is asked for.
         fit: returns the column's value for a JSON value, None if the JSON value does not fit.
         convert: does the same for a parsed column; returns None if one of its values does not fit.
+        unsafe: the pattern of documents that Arrow's reader must not get, in addition to those of all types.
     """
 
     name: str
@@ -37,6 +46,7 @@ class ValueType:
     parsed: pa.DataType
     fit: Callable[[Any], Any]
     convert: Callable[[pa.Array], pa.Array | None]
+    unsafe: str = ""
 
     def convert_bound(self, value: Any, subject: str) -> pa.Scalar:
         """Return a bound of a search.
@@ -62,7 +72,7 @@ class ValueType:
         if self.parsed == pa.string():
             return text
         try:
-            found = json.loads(text)
+            found = json.loads(text, parse_float=WrittenFloat)
         except (ValueError, RecursionError):
             return text
         return text if found is None else found
@@ -72,17 +82,47 @@ def find_value_type(name: str) -> ValueType:
     """Return the type with this name.
 
     Args:
-        name: string, double, long, boolean, timestamp or date.
+        name: string, double, long, boolean, timestamp, date, or decimal(p, s): all digits, and those after the point.
 
     Returns:
         The type.
 
     Raises:
-        UsageError: the name is unknown.
+        UsageError: the name is unknown, or a decimal has other digits than Spark's.
     """
-    if name not in VALUE_TYPES:
-        raise UsageError(f"the type is {name!r}; expected one of {', '.join(VALUE_TYPES)}")
-    return VALUE_TYPES[name]
+    if name in VALUE_TYPES:
+        return VALUE_TYPES[name]
+    match = _DECIMAL.fullmatch(name)
+    if match is None:
+        raise UsageError(f"the type is {name!r}; expected one of {', '.join(VALUE_TYPES)}, decimal(p, s)")
+    precision, scale = int(match[1]), int(match[2])
+    if not 1 <= precision <= MAX_DIGITS or scale > precision:
+        raise UsageError(f"the type is {name!r}; expected 1 to {MAX_DIGITS} digits, not more of them after the point")
+    return _make_decimal(pa.decimal128(precision, scale))
+
+
+def _make_decimal(of: pa.Decimal128Type) -> ValueType:
+    return ValueType(
+        f"decimal({of.precision}, {of.scale})",
+        of,
+        widen_decimal(of),
+        partial(_fit_decimal, of),
+        partial(_convert_decimals, of),
+        UNSAFE_NUMBERS,
+    )
+
+
+def _fit_decimal(of: pa.Decimal128Type, value: Any) -> Decimal | None:
+    """Return a number as a decimal if it is one exactly. A float without its text is none: its digits are unknown."""
+    if isinstance(value, WrittenFloat):
+        return fit_decimal(value.text, of)
+    is_exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
+    return fit_decimal(str(value), of) if is_exact else None
+
+
+def _convert_decimals(of: pa.Decimal128Type, column: pa.Array) -> pa.Array | None:
+    decimals = narrow_decimals(column, of)
+    return None if decimals.null_count else decimals
 
 
 def _fit_string(value: Any) -> str | None:

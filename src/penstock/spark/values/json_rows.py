@@ -25,7 +25,7 @@ from penstock.spark.values.json_decimals import fit_decimal
 from penstock.spark.values.json_times import DATE, TIMESTAMP, fit_date, fit_timestamp
 from penstock.spark.values.json_types import map_fields
 
-__all__ = ["EXACT_INTEGERS", "MAX_LEVELS", "Member", "is_text", "parse_rows", "read_members"]
+__all__ = ["EXACT_INTEGERS", "MAX_LEVELS", "Member", "WrittenFloat", "is_text", "parse_rows", "read_members"]
 
 Fields: TypeAlias = Mapping[str, pa.DataType]
 
@@ -58,13 +58,14 @@ def _make_object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found if len(found) == len(pairs) else _RepeatedNames(found)
 
 
-class _WrittenFloat(float):
+class WrittenFloat(float):
     """A number with a point or an exponent, with its text: a decimal is made of the text, not of the float."""
 
     __slots__ = ("text",)
     text: str
 
-    def __new__(cls, text: str) -> _WrittenFloat:
+    def __new__(cls, text: str) -> WrittenFloat:
+        """Return the number that a text is."""
         number = super().__new__(cls, text)
         number.text = text
         return number
@@ -83,7 +84,7 @@ def _refuse_constant(text: str) -> float:
 _DECODER = json.JSONDecoder(
     object_pairs_hook=_make_object,
     parse_int=_parse_integer,
-    parse_float=_WrittenFloat,
+    parse_float=WrittenFloat,
     parse_constant=_refuse_constant,
 )
 MAX_LEVELS = 1000
@@ -266,7 +267,7 @@ def _fit_number(value: int | float, of: pa.DataType) -> int | float | Decimal | 
     if isinstance(value, int) and pa.types.is_integer(of):
         return value if -(2 ** (of.bit_width - 1)) <= value < 2 ** (of.bit_width - 1) else None
     if pa.types.is_decimal(of):
-        return fit_decimal(value.text if isinstance(value, _WrittenFloat) else str(value), of)
+        return fit_decimal(value.text if isinstance(value, WrittenFloat) else str(value), of)
     if of not in EXACT_INTEGERS:
         return None
     try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import pyarrow as pa
@@ -23,6 +23,7 @@ from penstock.spark.dependents.registry import DependentKind, Operand, Question,
 from penstock.spark.dependents.secondary.entries import PendingEntries, select_range, sort_entries
 from penstock.spark.dependents.secondary.entry_files import FilePart, select_files, select_parts
 from penstock.spark.dependents.secondary.index_table import DIRECTORY, IndexTable, read_stored_definition
+from penstock.spark.dependents.value_types import find_value_type
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import read_keys
 from penstock.spark.lake.current.current_table import read_merged_version
@@ -79,7 +80,7 @@ class SecondaryIndex:
         name: the index's name, unique in the lake.
         path: names joined by dots, `address.city`. At an array, the path continues in each element, and a document has
             an entry for each of its different values.
-        type: string, double, long, boolean, timestamp or date (text of ISO 8601; UTC if it has no zone).
+        type: string, double, long, boolean, decimal(p, s), timestamp or date (text of ISO 8601; UTC if it has no zone).
     """
 
     def __init__(self, lake: LakeDirectory, name: str, path: str, type: str = "string") -> None:  # noqa: A002
@@ -321,7 +322,7 @@ class SecondaryIndexKind(DependentKind):
     Changes that the index has not applied yet are found too. A run may
     continue meanwhile. Write numbers and booleans as in JSON, times in
     ISO 8601. A value that begins with - comes last, after --. With --json,
-    each line is one entry.
+    each line is one entry; a decimal is text there, with all its digits.
     """,
         examples=(
             "penstock pipeline find ./lake by_abv 5.1",
@@ -338,11 +339,12 @@ class SecondaryIndexKind(DependentKind):
     )
 
     path: str
-    type: Literal["string", "double", "long", "boolean", "timestamp", "date"] = "string"
+    type: str = "string"
 
     def __post_init__(self) -> None:
         check_declared_name("index", self.name)
         parse_path(self.path)
+        find_value_type(self.type)
 
     @classmethod
     def open_stored(cls, lake: LakeDirectory, name: str) -> IndexTable:
@@ -355,7 +357,7 @@ class SecondaryIndexKind(DependentKind):
 
     def describe(self) -> str:
         """Return path and type, for plans."""
-        return f"{self.path} as {self.type}"
+        return f"{self.path} as {find_value_type(self.type).name}"
 
     def choose_policy(self, merge: MergePolicy) -> MergePolicy:
         """Return the policy of the current table, because a merge rewrites files here too."""

@@ -6,7 +6,8 @@ import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import date, datetime, timedelta
+from decimal import Decimal
 from typing import Any, Self
 
 import pyarrow as pa
@@ -107,16 +108,26 @@ class EntryWriter:
 def _make_entry_stats(entries: pa.Table) -> str:
     """Return Delta's statistics of a file of sorted entries, as JSON."""
     values = entries["value"]
-    bounds: dict[str, dict[str, Any]] = {"minValues": {}, "maxValues": {}}
+    lowest = highest = None
     count = len(values) - values.null_count
     if count and not pa.types.is_boolean(values.type):
-        bounds["minValues"]["value"] = _round_down(values[0].as_py())
-        highest = _round_up(values[count - 1].as_py())
-        if highest is not None:
-            bounds["maxValues"]["value"] = highest
-    stats = {"numRecords": entries.num_rows, **bounds, "nullCount": {"value": values.null_count}}
+        lowest, highest = _round_down(values[0].as_py()), _round_up(values[count - 1].as_py())
+    parts = {
+        "numRecords": str(entries.num_rows),
+        "minValues": _format_bound(lowest),
+        "maxValues": _format_bound(highest),
+        "nullCount": f'{{"value": {values.null_count}}}',
+    }
+    return "{" + ", ".join(f'"{name}": {text}' for name, text in parts.items()) + "}"
+
+
+def _format_bound(value: Any) -> str:
+    """Return an object with a value, or an empty one if it is None. A decimal is a number with all its digits."""
+    if value is None:
+        return "{}"
     # Not escaped: deltalake reads some escaped characters above U+FFFF as other characters.
-    return json.dumps(stats, ensure_ascii=False)
+    text = f"{value:f}" if isinstance(value, Decimal) else json.dumps(value, ensure_ascii=False, default=date.isoformat)
+    return f'{{"value": {text}}}'
 
 
 def _round_down(value: Any) -> Any:
