@@ -12,8 +12,10 @@ from prometheus_client.registry import Collector
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.report_metrics import ReportCollector
 from penstock.client.signals.stream_counts import StreamCounts
+from penstock.client.tracing.span_types import ATTRIBUTES, CLIENT_SPANS, EVENTS
 from penstock.errors import STATUS_ERRORS
 from penstock.node.stats.node_metrics import BUCKET_METRICS, HISTOGRAMS, MIRROR_METRICS, NODE_METRICS, StatMetric
+from penstock.spark.pipeline.run.batch_spans import BATCH_ATTRIBUTES, PIPELINE_SPANS
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.state.run_progress import DependentProgress, RollbackEvent, SourceProgress
 from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
@@ -79,7 +81,7 @@ the same request can succeed later.
 
 
 def metrics() -> str:
-    """Return the page of the metrics that nodes, pipelines and consumers serve."""
+    """Return the page of the metrics that nodes, pipelines and consumers serve, and of their traces."""
     figures = PipelineMetrics()
     dependents = (DependentProgress("current", "current"),)
     figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
@@ -118,7 +120,46 @@ A consumer with `metrics_port` and `penstock tail --metrics [HOST:]PORT` serve t
 [Watch a consumer](howto/watch.md):
 
 {list_metrics(collector)}
-"""
+## Traces
+
+If a program traces with OpenTelemetry, consumers and pipelines make these spans:
+see [OpenTelemetry](howto/watch.md#traces). The name of a span is the operation and the bucket, source or table, such as
+`process beer`. No span belongs to a single change, and none has a password, a key or a value.
+
+{list_spans()}
+| attribute | meaning |
+| --- | --- |
+{list_attributes()}
+
+{list_events()}"""
+
+
+def list_spans() -> str:
+    """Return the table of all spans."""
+    rows = [
+        (f"`{span.operation}`", span.role, span.text, ", ".join(f"`{name}`" for name in span.events))
+        for span in (*CLIENT_SPANS, *PIPELINE_SPANS)
+    ]
+    return table(("operation", "kind", "work", "events"), rows)
+
+
+def list_attributes() -> str:
+    """Return the rows of the attributes of all spans."""
+    spans: dict[str, list[str]] = {}
+    for span in (*CLIENT_SPANS, *PIPELINE_SPANS):
+        for name in span.attributes:
+            spans.setdefault(name, []).append(span.operation)
+    rows = {
+        name: f"{ATTRIBUTES.get(name) or BATCH_ATTRIBUTES[name]} ({', '.join(f'`{each}`' for each in operations)})"
+        for name, operations in sorted(spans.items())
+    }
+    return "\n".join(f"| `{name}` | {text} |" for name, text in rows.items())
+
+
+def list_events() -> str:
+    """Return the table of the events of spans."""
+    rows = [(f"`{name}`", text, ", ".join(f"`{each}`" for each in names)) for name, (text, names) in EVENTS.items()]
+    return table(("event", "meaning", "attributes"), rows)
 
 
 def list_node_metrics() -> str:

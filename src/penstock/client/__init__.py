@@ -5,6 +5,7 @@ from the packages before it. Code of the node or of Spark does not belong here.
 """
 
 ORDER = (
+    "tracing",
     "login",
     "discovery",
     "filters",

@@ -20,6 +20,8 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.first_bytes import EXPECTED_PORTS
 from penstock.client.discovery.srv_lookup import find_srv_endpoints
 from penstock.client.login.credentials import Credentials
+from penstock.client.tracing.span_types import CONNECT
+from penstock.client.tracing.tracer import WorkSpan, trace_work
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -98,8 +100,21 @@ async def open_session(
     if isinstance(address.credentials, Credentials):
         address = replace(address, credentials=address.credentials.find_newest())
     places = None if endpoints is None else [*endpoints]
+    attributes = {
+        "db.system.name": "couchbase",
+        "db.namespace": address.bucket,
+        "messaging.client.id": purpose.stream_name or None,
+    }
+    with trace_work(CONNECT, address.bucket, attributes) as span:
+        found = await _log_in(address, purpose, places, span)
+        span.set({"server.address": found.endpoint[0], "server.port": found.endpoint[1]})
+        return found
+
+
+async def _log_in(address: Address, purpose: Purpose, places: list[Endpoint] | None, span: WorkSpan) -> ClientSession:
+    """Connect with the login of the address, and once more with a new password if the first one is refused."""
     try:
-        return await _open_first_session(address, purpose, places)
+        return await _open_first_session(address, purpose, places, span)
     except AuthenticationFailed:
         if not isinstance(address.credentials, Credentials) or address.credentials.source is None:
             raise
@@ -107,11 +122,11 @@ async def open_session(
         replaced = await asyncio.to_thread(address.credentials.read_again)
         if replaced is None:
             raise
-    return await _open_first_session(replace(address, credentials=replaced), purpose, places)
+    return await _open_first_session(replace(address, credentials=replaced), purpose, places, span)
 
 
 async def _open_first_session(
-    address: Address, purpose: Purpose, endpoints: Iterable[Endpoint] | None
+    address: Address, purpose: Purpose, endpoints: Iterable[Endpoint] | None, span: WorkSpan
 ) -> ClientSession:
     """Connect to the first host that serves the bucket, with one login."""
     failure: Exception | None = None
@@ -131,6 +146,8 @@ async def _open_first_session(
             # Another host may serve the bucket. If none does, a permanent failure is raised before a temporary one.
             if failure is None or is_retriable(failure, has_served=False):
                 failure = error
+            refusal = {"server.address": place[0], "server.port": place[1], "error.type": type(error).__name__}
+            span.add_event("refused", refusal)
     assert failure is not None  # an address has at least one host
     raise failure
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import AsyncExitStack
+from functools import partial
 from typing import TYPE_CHECKING, Self, Unpack
 
 import pyarrow as pa
 
 from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
+from penstock.client.consumers.delivery_span import start_delivery_span
 from penstock.client.consumers.delivery_wait import wait_for_delivery
 from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetterSink, HandlerRetry
@@ -37,6 +39,7 @@ from penstock.client.streams.stream_choice import (
     choose_dialect,
     choose_rollback,
 )
+from penstock.client.tracing.tracer import end_with_block
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
@@ -129,6 +132,7 @@ class Consumer:
         self.metrics_port = metrics_port
         self._meter = meter
         self._stream: ChangeStream | SharedStream | None = None
+        self._start_span = partial(start_delivery_span, bucket.address.bucket, group)
         self._reporter = ConsumerReporter(bucket, self._read_state)
         self._served = AsyncExitStack()
         self._committer = PositionCommitter(
@@ -229,12 +233,13 @@ class Consumer:
         """Yield changes as objects. A later call goes on after the last change that this one has yielded."""
         stream, committer = await self._continue_stream(), self._committer
         while (delivery := await wait_for_delivery(stream, committer)) is not None:
-            for change in delivery.changes:
-                committer.progress.hand_out(1)
-                if not self._hidden.includes(change):
-                    yield change
-                    committer.progress.count_processed(1)
-                    await committer.commit_if_due()
+            with end_with_block(self._start_span(delivery)):
+                for change in delivery.changes:
+                    committer.progress.hand_out(1)
+                    if not self._hidden.includes(change):
+                        yield change
+                        committer.progress.count_processed(1)
+                        await committer.commit_if_due()
 
     async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
         """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
@@ -243,7 +248,8 @@ class Consumer:
             batch = self._hidden.remove_from(delivery.batch)
             committer.progress.hand_out(len(delivery.batch))
             if batch.num_rows:
-                yield batch
+                with end_with_block(self._start_span(delivery)):
+                    yield batch
                 committer.progress.count_processed(batch.num_rows)
 
     async def handle(
@@ -271,7 +277,7 @@ class Consumer:
         Raises:
             UsageError: the concurrency is below 1, or the consumer is not open.
         """
-        source = HandledStream(await self._continue_stream(), self._committer)
+        source = HandledStream(await self._continue_stream(), self._committer, self._start_span)
         retry = retry or HandlerRetry()
         run = HandlerRun(
             source, handler, concurrency=concurrency, retry=retry, dead_letters=dead_letters, hidden=self._hidden

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 from penstock.client.consumers.position_committer import PositionCommitter
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.groups.shared_stream import SharedStream
 from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.tracing.tracer import WorkSpan
 
 __all__ = ["HandledStream"]
 
@@ -20,10 +21,17 @@ class HandledStream:
     Args:
         stream: the stream.
         committer: commits positions. Its progress knows one delivery: here the oldest unfinished one.
+        start_span: starts the span of a delivery.
     """
 
-    def __init__(self, stream: ChangeStream | SharedStream, committer: PositionCommitter) -> None:
+    def __init__(
+        self,
+        stream: ChangeStream | SharedStream,
+        committer: PositionCommitter,
+        start_span: Callable[[Delivery], WorkSpan],
+    ) -> None:
         self._stream = stream
+        self.start_span = start_span
         self._committer = committer
         self._is_idle = True
 

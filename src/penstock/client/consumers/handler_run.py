@@ -8,12 +8,16 @@ import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextvars import copy_context
+from dataclasses import dataclass
+from functools import partial
 
 from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterSink, HandlerRetry
 from penstock.client.consumers.handler_schedule import HandlerJob, HandlerSchedule
 from penstock.client.consumers.hidden_changes import HiddenChanges
 from penstock.client.feeds.deliveries import Delivery
+from penstock.client.tracing.tracer import WorkSpan
 from penstock.errors import Error, UsageError
 from penstock.wire.columns.schema import Change
 
@@ -23,6 +27,21 @@ logger = logging.getLogger("penstock.client")
 
 Handler = Callable[[Change], Awaitable[None] | None]
 """Processes one change: an async function, or a plain function, which runs in a thread."""
+
+
+@dataclass(slots=True)
+class _OpenDelivery:
+    """An unfinished delivery.
+
+    Attributes:
+        delivery: the delivery.
+        left: the number of changes at its end that are unfinished.
+        span: its span.
+    """
+
+    delivery: Delivery
+    left: int
+    span: WorkSpan
 
 
 class HandlerRun:
@@ -59,8 +78,8 @@ class HandlerRun:
         self._hidden = hidden
         self._schedule = HandlerSchedule(concurrency)
         self._jobs: dict[asyncio.Task[None], HandlerJob] = {}
-        self._open: deque[tuple[Delivery, int]] = deque()
-        """Unfinished deliveries, and the number of unfinished changes at the end of each; the oldest is first."""
+        self._open: deque[_OpenDelivery] = deque()
+        """Unfinished deliveries; the oldest is first."""
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
         )
@@ -83,13 +102,18 @@ class HandlerRun:
                 if coming is None and not has_ended and self._schedule.has_room:
                     coming = asyncio.create_task(take())
                 for job in self._schedule.start_due():
-                    self._jobs[asyncio.create_task(self._process(job.change))] = job
+                    task = asyncio.create_task(self._process(job), context=job.span.make_context())
+                    self._jobs[task] = job
                 await self._source.wait_or_commit({*self._jobs, *((coming,) if coming else ())})
                 if coming is not None and coming.done():
                     await coming
                     coming = None
                 self._finish_ended()
+        except Exception as error:
+            self._end_spans(error)
+            raise
         finally:
+            self._end_spans()
             left = [*self._jobs, *((coming,) if coming else ())]
             for task in left:
                 task.cancel()
@@ -98,10 +122,11 @@ class HandlerRun:
 
     def _add(self, delivery: Delivery) -> None:
         changes = delivery.changes
-        self._open.append((delivery, len(changes)))
+        opened = _OpenDelivery(delivery, len(changes), self._source.start_span(delivery))
+        self._open.append(opened)
         if len(self._open) == 1:
             self._source.begin_delivery(delivery)
-        self._schedule.add(changes)
+        self._schedule.add(changes, opened.span)
         self._record_progress()
 
     def _finish_ended(self) -> None:
@@ -121,19 +146,26 @@ class HandlerRun:
         """Report the changes up to the oldest unfinished one."""
         finished = self._schedule.take_finished()
         while self._open:
-            delivery, left = self._open[0]
-            count = min(finished, left)
+            oldest = self._open[0]
+            count = min(finished, oldest.left)
             finished -= count
             self._source.count_finished(count)
-            if count < left:
-                self._open[0] = (delivery, left - count)
+            oldest.left -= count
+            if oldest.left:
                 return
             self._open.popleft()
-            self._source.finish_delivery(delivery)
+            self._source.finish_delivery(oldest.delivery)
+            oldest.span.end()
             if self._open:
-                self._source.begin_delivery(self._open[0][0])
+                self._source.begin_delivery(self._open[0].delivery)
 
-    async def _process(self, change: Change) -> None:
+    def _end_spans(self, error: Exception | None = None) -> None:
+        """End the spans of unfinished deliveries. OpenTelemetry ignores the second end of a span."""
+        for each in self._open:
+            each.span.end(error)
+
+    async def _process(self, job: HandlerJob) -> None:
+        change = job.change
         if self._hidden.includes(change):
             return
         failures = 0
@@ -149,6 +181,8 @@ class HandlerRun:
                     "the handler failed for vbucket %d, seqno %s, attempt %d of %d: %s; the next is in %g s",
                     *(change.vbucket, change.seqno, failures, self._retry.attempts, type(error).__name__, delay),
                 )
+                attempt = {"penstock.vbucket": change.vbucket, "penstock.attempt": failures}
+                job.span.add_event("retry", attempt | {"error.type": type(error).__name__})
                 await asyncio.sleep(delay)
 
     async def _call(self, change: Change) -> None:
@@ -156,7 +190,8 @@ class HandlerRun:
             if self._is_async:
                 returned = self._handler(change)
             else:
-                returned = await asyncio.get_running_loop().run_in_executor(self._threads, self._handler, change)
+                call = partial(copy_context().run, self._handler, change)
+                returned = await asyncio.get_running_loop().run_in_executor(self._threads, call)
             if inspect.isawaitable(returned):  # also of a lambda around an async function
                 await returned
         except asyncio.CancelledError as cancelled:

@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Hashable, Iterable
 from dataclasses import dataclass, field
 
+from penstock.client.tracing.tracer import NO_SPAN, WorkSpan
 from penstock.wire.columns.schema import Change, Event
 
 __all__ = ["HandlerJob", "HandlerSchedule"]
@@ -22,9 +23,11 @@ class HandlerJob:
         is_finished: whether the handler has finished with it.
         blockers: the number of unfinished jobs before which this job must not start.
         followers: the jobs that wait for this one.
+        span: the span of its delivery.
     """
 
     change: Change
+    span: WorkSpan = NO_SPAN
     is_finished: bool = False
     blockers: int = 0
     followers: list[HandlerJob] = field(default_factory=list)
@@ -60,10 +63,10 @@ class HandlerSchedule:
         """Whether handlers could soon need more changes than there are."""
         return self._unfinished < 2 * self._concurrency
 
-    def add(self, changes: Iterable[Change]) -> None:
-        """Add changes that arrived after all others."""
+    def add(self, changes: Iterable[Change], span: WorkSpan = NO_SPAN) -> None:
+        """Add changes of one delivery, which arrived after all others."""
         for change in changes:
-            job = HandlerJob(change)
+            job = HandlerJob(change, span)
             document = _identify_document(change)
             last = self._last.setdefault(change.vbucket, {})
             if document is None:

@@ -11,6 +11,8 @@ from penstock.client.consumers.commit_policy import CommitPolicy
 from penstock.client.consumers.progress import ConsumerProgress
 from penstock.client.feeds.stream_position import Position
 from penstock.client.positions.saved_positions import SavedPositions
+from penstock.client.tracing.span_types import COMMIT, describe_messaging
+from penstock.client.tracing.tracer import trace_work
 
 __all__ = ["PositionCommitter"]
 
@@ -79,7 +81,13 @@ class PositionCommitter:
                 by_vbucket={**self.saved.by_vbucket, **mark.positions},
                 notes=self.saved.notes,
             )
-            await self._write(saved)
+            attributes = {
+                "messaging.operation.type": "settle",
+                "messaging.batch.message_count": mark.processed,
+                "penstock.vbuckets": len(mark.positions),
+            }
+            with trace_work(COMMIT, saved.bucket, describe_messaging(COMMIT, saved.bucket) | attributes):
+                await self._write(saved)
             if progress is self.progress:  # else a new share has begun meanwhile, at positions that are saved
                 self.saved = saved
             progress.record_commit(mark, asyncio.get_running_loop().time())

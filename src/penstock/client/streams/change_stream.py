@@ -200,12 +200,12 @@ class ChangeStream:
                     continue
             self._held = None
             self._recovery.confirm_recovery(delivery.connection_id)
-            self.positions.update(delivery.positions)
             chosen = self._feed.content.change_filter.select_changes(delivery.content)
             is_left_out = len(chosen) < len(delivery.content) and not len(chosen)
             self._passed_logs.update(delivery.logs)
             delivery = delivery._replace(content=chosen, logs=dict(self._passed_logs))
-            self._journal.record_delivery(delivery)
+            self._journal.record_delivery(delivery, self.positions)
+            self.positions.update(delivery.positions)
             self._unacknowledged.append(delivery)
             if not is_left_out:  # a delivery that came without changes reports the end of a snapshot
                 self._passed_logs.clear()

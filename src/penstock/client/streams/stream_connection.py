@@ -12,6 +12,7 @@ from penstock.client.connect.node_link import NodeLink
 from penstock.client.connect.retry import LONGEST_DELAY
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.consumer_feed import ConsumerFeed
+from penstock.client.tracing.tracer import NO_SPAN, WorkSpan
 
 __all__ = ["Deadline", "StreamConnection", "list_deadlines", "tolerated_silence"]
 
@@ -48,6 +49,7 @@ class StreamConnection:
         alive_at: when the last bytes arrived, on the loop's clock.
         asked_at: when the last stream request was sent, or the last answer to one arrived, on the loop's clock.
         unanswered: requests without an answer at the last count.
+        opening: the span of its stream requests; NO_SPAN while all are answered.
     """
 
     connection_id: int
@@ -57,6 +59,7 @@ class StreamConnection:
     alive_at: float
     asked_at: float
     unanswered: int = 0
+    opening: WorkSpan = NO_SPAN
 
     @property
     def link(self) -> NodeLink:
@@ -74,6 +77,16 @@ class StreamConnection:
         If so, the time without changes does not count against the node. A connection that ends at once is no success.
         """
         return self.alive_at - self.connected_at > LONGEST_DELAY and not self.unanswered
+
+    @property
+    def is_opening(self) -> bool:
+        """Whether a span covers its stream requests. It is False in a program that does not trace."""
+        return self.opening is not NO_SPAN
+
+    def end_opening(self, error: BaseException | None = None) -> None:
+        """End the span of its stream requests, if there is one."""
+        self.opening.end(error)
+        self.opening = NO_SPAN
 
     def record_unanswered(self, unanswered: int, now: float) -> None:
         """Record the number of unanswered requests. An answer restarts the timeout of the others."""

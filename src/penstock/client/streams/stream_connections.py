@@ -141,6 +141,8 @@ class StreamConnections:
     def drop(self, connection: StreamConnection) -> Collection[int]:
         """Return the unfinished vbuckets of a connection, after ending it. They have no connection now."""
         link = connection.link
+        if connection.is_opening:
+            connection.end_opening(link.make_end_error() if link.closed.done() else None)
         self.by_id.pop(connection.connection_id, None)
         self._dropped_before.frames.update(link.dropped.frames)
         link.closed.remove_done_callback(self.record_end)
@@ -157,6 +159,7 @@ class StreamConnections:
         """
         connections = [*self.by_id.values()]
         for each in connections:
+            each.end_opening()
             each.link.fail(ConnectionClosed("it was closed on this side"))
         return connections
 
@@ -167,6 +170,7 @@ class StreamConnections:
         connections, self.by_id = self.by_id, {}
         for connection_id, each in connections.items():
             link = each.link
+            each.end_opening()
             link.stale_opaque_limit = link.allocate_opaque(least=self._opaque + 1)
             link.closed.remove_done_callback(self.record_end)
             link.send(self._feed.take_last_acknowledgement(connection_id))
@@ -201,6 +205,9 @@ class StreamConnections:
         for connection_id, parts in by_connection.items():
             # A TAP request covers all vbuckets, and a TAP stream has one connection.
             connection = self.by_id.get(connection_id) or next(iter(self.by_id.values()))
+            if not connection.is_opening:
+                name = self.journal.make_name(connection.slot, self._slots)
+                connection.opening = self.journal.start_opening(connection.session, name, len(parts))
             connection.link.send(b"".join(parts))
             connection.asked_at = self._loop.time()
 
@@ -223,9 +230,9 @@ class StreamConnections:
         return self._opaque
 
     def _purpose(self, connection_id: int, slot: int) -> Purpose:
-        content, name = self._feed.content, self.journal.connection_name
+        content = self._feed.content
         return Purpose(
-            stream_name=f"{name}:{slot}" if self._slots > 1 else name,
+            stream_name=self.journal.make_name(slot, self._slots),
             on_stream=partial(self._on_stream, connection_id=connection_id),
             # TAP has one connection to one node, with any map.
             on_map=None if self._feed.dialect is Dialect.TAP else self._receive_map,
@@ -257,6 +264,8 @@ class StreamConnections:
             connection.alive_at = self._loop.time()
         self.wake.set()
         outgoing = self._feed.receive(events, connection_id)
+        if connection is not None and connection.is_opening and not self._feed.count_unanswered(connection_id):
+            connection.end_opening()
         if outgoing:
             link.send(outgoing)
         if self.is_full:

@@ -17,6 +17,8 @@ from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_connections import NO_CONNECTION, StreamConnections
 from penstock.client.streams.stream_map import StreamMap
 from penstock.client.topology.missing_vbuckets import make_not_served_error
+from penstock.client.tracing.span_types import describe_failure
+from penstock.client.tracing.tracer import WorkSpan
 from penstock.errors import (
     AuthenticationStale,
     ConnectionClosed,
@@ -196,16 +198,18 @@ class StreamRecovery:
     async def _connect(self, due: Collection[int]) -> None:
         """Connect to the nodes of some vbuckets; request missing end seqnos, and collections that have changed."""
         if due:
-            try:
-                if not self.map.has_arrived:
-                    self.map.adopt(await self._request_map(self._connections.find_slot(min(due))))
-                self.map.has_arrived = False  # if the map does not help, the next attempt requests it
-            except (OSError, Error) as error:
-                if self._connections and is_retriable(error, has_served=True):
-                    error = make_not_served_error(due, self._feed.vbuckets, self._address, str(error))
-                self._outages.record_failure(EVERY_NODE, due, error)
-                return
-            await self._connect_owners(due)
+            with self._connections.journal.trace_attempt(len(due), is_again=bool(self._outages)) as span:
+                try:
+                    if not self.map.has_arrived:
+                        self.map.adopt(await self._request_map(self._connections.find_slot(min(due))))
+                    self.map.has_arrived = False  # if the map does not help, the next attempt requests it
+                except (OSError, Error) as error:
+                    span.add_event("failed", describe_failure(error, len(due)))
+                    if self._connections and is_retriable(error, has_served=True):
+                        error = make_not_served_error(due, self._feed.vbuckets, self._address, str(error))
+                    self._outages.record_failure(EVERY_NODE, due, error)
+                    return
+                await self._connect_owners(due, span)
         await self._connections.refresh_collections()
         if self._feed.pending_ends:
             await self._set_end_seqnos()
@@ -219,7 +223,7 @@ class StreamRecovery:
             return await request_cluster_map(asked.link, asked.endpoint, self._address)
         return (await self._connections.connect(self.map.endpoints, slot, must_have_data=True)).session.map
 
-    async def _connect_owners(self, due: Collection[int]) -> None:
+    async def _connect_owners(self, due: Collection[int], span: WorkSpan) -> None:
         """Connect to the nodes of these vbuckets, to all nodes concurrently."""
         places: dict[tuple[Endpoint, int], set[int]] = {}
         nowhere: set[int] = set()
@@ -237,15 +241,16 @@ class StreamRecovery:
                 NO_NODE, nowhere, make_not_served_error(nowhere, self._feed.vbuckets, self._address)
             )
         await _wait_for_all(
-            self._connect_owner(endpoint, slot, vbuckets) for (endpoint, slot), vbuckets in places.items()
+            self._connect_owner(endpoint, slot, vbuckets, span) for (endpoint, slot), vbuckets in places.items()
         )
 
-    async def _connect_owner(self, endpoint: Endpoint, slot: int, vbuckets: set[int]) -> None:
+    async def _connect_owner(self, endpoint: Endpoint, slot: int, vbuckets: set[int], span: WorkSpan) -> None:
         opened = self._connections.open_connections
         existing = [each for each in opened if (each.endpoint, each.slot) == (endpoint, slot)]
         try:
             connection = existing[0] if existing else await self._connections.connect([endpoint], slot)
         except (OSError, Error) as error:
+            span.add_event("failed", describe_failure(error, len(vbuckets)))
             self._record_outage(endpoint, vbuckets, error)
             return
         if connection.session.map.version > self.map.newest.version and not existing:

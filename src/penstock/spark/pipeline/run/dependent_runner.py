@@ -13,12 +13,18 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
+from penstock.client.tracing.tracer import trace_work
 from penstock.errors import Error
 from penstock.spark.dependents.dependent import IDLE_VERSIONS
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.pipeline.run.batch_spans import APPLY, SEND
 from penstock.spark.pipeline.state.run_progress import DependentProgress
+
+if TYPE_CHECKING:
+    from opentelemetry.trace import SpanContext
 
 __all__ = ["DependentRunner", "DependentTask"]
 
@@ -37,12 +43,14 @@ class _PendingCommit:
         rows: number of rows.
         files: number of files.
         at: when the oldest of them was committed, in seconds since the epoch.
+        spans: the spans of their micro-batches.
     """
 
     version: int
     rows: int
     files: int
     at: float
+    spans: Sequence[SpanContext] = ()
 
 
 class DependentTask:
@@ -92,18 +100,19 @@ class DependentTask:
         self._state = replace(self._state, version=version)
         self.add_pending(newest, pending)
 
-    def add_pending(self, version: int, files: Sequence[DataFile]) -> None:
+    def add_pending(self, version: int, files: Sequence[DataFile], spans: Sequence[SpanContext] = ()) -> None:
         """Add files that the changelog has gained.
 
         Args:
             version: the changelog's newest version.
             files: the added files.
+            spans: the spans of their micro-batches.
         """
         with self._lock:
             self._newest = version
             if rows := sum(file.rows for file in files):
                 oldest = min(file.modified for file in files) / 1000
-                self._pending.append(_PendingCommit(version, rows, len(files), oldest))
+                self._pending.append(_PendingCommit(version, rows, len(files), oldest, spans))
                 self._state = replace(self._state, pending=sum(each.rows for each in self._pending))
 
     def is_due(self, now: float) -> bool:
@@ -136,7 +145,7 @@ class DependentTask:
         """Apply all pending changes. An error of a vital task is raised; other errors are stored in the progress."""
         before, began = self._state.pending, time.monotonic()
         try:
-            version = self._catch_up()
+            version = self._trace_catch_up()
         except Exception as error:  # of any kind: a user's SQL may raise it, and the other tasks must continue
             if self.is_vital:
                 raise
@@ -155,6 +164,22 @@ class DependentTask:
                 error=None,
                 failures=0,
             )
+
+    def _trace_catch_up(self) -> int:
+        """Apply all pending changes within a span.
+
+        Returns:
+            The version that was reached.
+        """
+        attributes = {
+            "messaging.batch.message_count": self._state.pending,
+            "penstock.dependent.kind": self._state.kind,
+        }
+        causes = [span for each in [*self._pending] for span in each.spans]
+        with trace_work(APPLY if self.is_local else SEND, self._state.name, attributes, causes=causes) as span:
+            version = self._catch_up()
+            span.set({"penstock.version": version})
+            return version
 
     def _record_failure(self, error: Exception) -> None:
         """Store the failure, and set the time of the next attempt."""

@@ -16,6 +16,7 @@ from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock
 from penstock.spark.pipeline.definition.definition import SourceDefinition
+from penstock.spark.pipeline.run.batch_spans import BatchSpans
 from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.value_fields import ValueFields
@@ -72,6 +73,7 @@ class SourceRun:
         self._chosen = source.parse_options().vbuckets
         self._request_high_seqnos = request_high_seqnos
         self._high_seqnos: Future[dict[int, int]] | None = None
+        self._spans = BatchSpans(source.name or source.parse_options().address.bucket, lake)
         self._meter = ChangelogMeter(lake)
         self._meter.last_rollback = find_last_rollback(lake)
         self._last_at = time.monotonic()
@@ -123,9 +125,10 @@ class SourceRun:
             The new progress.
         """
         before, now = self.progress, time.monotonic()
-        if files := self._meter.update():
+        files, spans = self._spans.take_reported(self.query, self._meter.update())
+        if files:
             for task in self.tasks:
-                task.add_pending(self._meter.version, files)
+                task.add_pending(self._meter.version, files, spans)
             if self._fields is not None:
                 self._fields.compare_values(self.lake.changelog_table.list_paths(files))
         seconds = max(now - self._last_at, 0.001)
