@@ -16,7 +16,7 @@ __all__ = ["run_dashboard", "run_release"]
 
 
 @contextmanager
-def run_dashboard(url, credentials=None, login=None):
+def run_dashboard(url, credentials=None, login=None, idle_seconds=None):
     """Serve the dashboard of a bucket, and yield its address."""
     with ExitStack() as stack:
         loop = stack.enter_context(LoopThread("dashboard"))
@@ -24,10 +24,11 @@ def run_dashboard(url, credentials=None, login=None):
         async def open_source():
             bucket = Bucket(parse_address(url, credentials))
             await bucket.connect()
-            return bucket, BucketSource(bucket, asyncio.get_running_loop())
+            return bucket, BucketSource(bucket, asyncio.get_running_loop(), idle_seconds=idle_seconds)
 
         bucket, source = loop.run(open_source())
         stack.callback(lambda: loop.run(bucket.close()))
+        stack.callback(lambda: loop.run(source.close()))
         listener = WebListener(0, login=login, purpose="the dashboard")
         site = stack.enter_context(DashboardSite(source, listener))
         yield site.make_url(stack.enter_context(serve_sites([site], listener)))

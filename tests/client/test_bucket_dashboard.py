@@ -103,7 +103,7 @@ def test_data_need_the_token_of_the_address(node):
         for path in ("/state", "/events", "/buckets/beer/vbuckets/0"):
             for given in ("", ANY_LOGIN, "Bearer ", f"Bearer {urlsplit(other).fragment.removeprefix('token=')}"):
                 assert ask(url, path, given)[0] == 401
-            assert ask(url, path, method="POST")[0] == 405
+            assert ask(url, path, method="PUT")[0] == 405
         status, headers, body = ask(url, "", "")
         assert (status, headers["X-Frame-Options"], b"token" in body) == (200, "DENY", False)
         assert ask(url, "", "")[1]["Content-Security-Policy"].startswith("default-src 'none'")

@@ -133,8 +133,12 @@ def test_administrator_ends_a_stream_after_a_question(browser, node):
         assert node.streams("beer") == []
 
 
-def test_tail_shows_decoded_changes_that_match(browser, node):
-    with connected(node, "beer") as client, open_page(browser, dashboard_url(node)) as shown:
+@pytest.mark.parametrize("is_beside", [False, True], ids=["node", "beside"])
+def test_tail_shows_decoded_changes_that_match(browser, node, is_beside):
+    with ExitStack() as stack:
+        client = stack.enter_context(connected(node, "beer"))
+        url = stack.enter_context(run_dashboard(node.url("beer"))) if is_beside else dashboard_url(node)
+        shown = stack.enter_context(open_page(browser, url))
         shown.page.fill("[name=filter_value]", "abv >")
         shown.page.click(".tail-form [type=submit]")
         shown.wait_for(SHOWS, ["#tail-state", "The filter is not accepted"])
@@ -240,7 +244,7 @@ def test_page_beside_a_server_has_its_numbers(browser, node):
         assert "token" not in shown.page.url
         expect_numbers_of_stats(shown, node)
         shown.wait_for(SHOWS, ["#detail", "indexer"])
-        assert shown.page.locator("#tail-card, #streams button").filter(visible=True).count() == 0
+        assert shown.page.locator("#streams button").filter(visible=True).count() == 0
         shown.page.reload()
         shown.wait_for("() => document.body.dataset.at")
         client.set(b"later", b"{}", vbucket=3)

@@ -47,8 +47,8 @@ def dashboard(
 ) -> None:
     """Serve a page about a bucket of any server, made of its standard statistics.
 
-    The page is that of a Penstock node, without changes and without actions. It
-    shows values that the server does not report as unknown. Without --listen-login
+    The page is that of a Penstock node, without actions. It shows values that the
+    server does not report as unknown. Without --listen-login
     the printed address ends with a random token. Each user of this machine with
     the token sees the data: keep it secret. Ctrl-C ends the page.
     """
@@ -71,8 +71,11 @@ async def _serve_page(address: Address, listener: WebListener, stop: asyncio.Eve
     quick = replace(address, options=replace(address.options, retry_seconds=0.0))
     async with Bucket(quick) as bucket:
         source = BucketSource(bucket, asyncio.get_running_loop())
-        with DashboardSite(source, listener) as site, serve_sites([site], listener) as port:
-            page = site.make_url(port)
-            where = {"bucket": address.bucket, "dashboard": page, "port": port}
-            print(format_json_line(where) if as_json else f"Dashboard of {address}: {page}", flush=True)
-            await stop.wait()
+        try:
+            with DashboardSite(source, listener) as site, serve_sites([site], listener) as port:
+                page = site.make_url(port)
+                where = {"bucket": address.bucket, "dashboard": page, "port": port}
+                print(format_json_line(where) if as_json else f"Dashboard of {address}: {page}", flush=True)
+                await stop.wait()
+        finally:
+            await source.close()

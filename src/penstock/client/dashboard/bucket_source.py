@@ -7,18 +7,22 @@ import re
 from collections.abc import Coroutine
 from typing import Any, TypeVar
 
+import msgspec
 from msgspec.structs import replace
 
 from penstock.client.bucket import Bucket
 from penstock.client.dashboard.dashboard_document import DashboardDocument
 from penstock.client.dashboard.document_view import DocumentView
+from penstock.client.dashboard.live_tail import TailList, read_newest
+from penstock.client.dashboard.shown_change import TailRequest
 from penstock.client.dashboard.stats_sampler import StatsSampler
+from penstock.errors import UsageError
 
 __all__ = ["BucketSource"]
 
 T = TypeVar("T")
 
-_VBUCKET = re.compile(r"/vbuckets/(\d{1,5})", re.ASCII)
+_VBUCKET = re.compile(r"/vbuckets/(\d{1,5})(/changes)?", re.ASCII)
 
 
 class BucketSource:
@@ -27,26 +31,44 @@ class BucketSource:
     Args:
         bucket: the connected bucket.
         loop: the running event loop of the bucket.
+        idle_seconds: a tail ends if its viewer asks for nothing for so long; None: the default.
     """
 
     page = "index.html"
 
-    def __init__(self, bucket: Bucket, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, bucket: Bucket, loop: asyncio.AbstractEventLoop, *, idle_seconds: float | None = None) -> None:
         self._bucket = bucket
         self._sampler = StatsSampler(bucket)
         self._loop = loop
+        self._tails = TailList(bucket) if idle_seconds is None else TailList(bucket, idle_seconds)
+
+    async def close(self) -> None:
+        """End all tails. Runs on the event loop of the bucket."""
+        await self._tails.close()
 
     def open_stream(self) -> BucketStream:
         """Return the documents for a new viewer."""
         return BucketStream(self, self._sampler)
 
     def find_detail(self, path: str) -> Any | None:
-        """Return the details of a vbucket; None for another path."""
+        """Return the details of a vbucket, or its newest changes; None for another path."""
         prefix = f"/buckets/{self._bucket.address.bucket}"
         found = _VBUCKET.fullmatch(path.removeprefix(prefix)) if path.startswith(prefix) else None
         if found is None or int(found[1]) >= self._bucket.vbuckets:
             return None
+        if found[2]:
+            return self.run(read_newest(self._bucket, int(found[1])))
         return self.run(self._sampler.read_vbucket(int(found[1])))
+
+    def answer_post(self, path: str, body: bytes) -> Any | None:
+        """Return the changes of a tail; None for another path. Raises UsageError for an invalid request."""
+        if path != f"/buckets/{self._bucket.address.bucket}/changes":
+            return None
+        try:
+            wanted = msgspec.json.decode(body, type=TailRequest)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise UsageError(f"the body is not as expected: {error}") from None
+        return self.run(self._tails.read(wanted))
 
     def run(self, work: Coroutine[Any, Any, T]) -> T:
         """Return the result of work on the event loop."""

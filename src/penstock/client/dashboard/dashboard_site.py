@@ -9,10 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
+from penstock.client.dashboard.shown_change import REQUEST_HEADER
 from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, find_file
 from penstock.client.signals.web_listener import WebListener
 from penstock.client.signals.web_server import WebAccess, WebRequest, WebResponse
-from penstock.errors import Error
+from penstock.errors import AccessDenied, Error, UsageError
 
 __all__ = ["DashboardSite", "DocumentSource", "DocumentStream"]
 
@@ -40,6 +41,9 @@ class DocumentSource(Protocol):
 
     def find_detail(self, path: str) -> Any | None:
         """Return a document of another path below the page, None if there is none. Raises Error or OSError."""
+
+    def answer_post(self, path: str, body: bytes) -> Any | None:
+        """Return the answer to a POST; None if the path has none. Raises UsageError for its body, Error or OSError."""
 
 
 class DashboardSite:
@@ -81,12 +85,14 @@ class DashboardSite:
         if request.path != PREFIX and not request.path.startswith(f"{PREFIX}/"):
             return None
         refusal = self._access.refuse(request)
-        if request.path == PREFIX or request.path.startswith(f"{ASSETS}/"):
+        if request.method != "POST" and (request.path == PREFIX or request.path.startswith(f"{ASSETS}/")):
             name = self._source.page if request.path == PREFIX else request.path.removeprefix(f"{ASSETS}/")
             # A browser can send a login with its first request, but the token only when the page has been loaded.
             return refusal if refusal is not None and self.token is None else _make_file(request, name)
         if refusal is not None:
             return refusal
+        if request.method == "POST":
+            return self._answer_post(request)
         if request.path == f"{PREFIX}/events":
             return self._make_event_stream()
         try:
@@ -96,6 +102,22 @@ class DashboardSite:
         except (Error, OSError) as error:
             return WebResponse.from_text("503 Service Unavailable", f"no answer: {error}")
         return None if found is None else _make_json(found)
+
+    def _answer_post(self, request: WebRequest) -> WebResponse:
+        if request.get_header(REQUEST_HEADER) != "dashboard":
+            return WebResponse.from_text("403 Forbidden", f"a request without the header {REQUEST_HEADER}: dashboard")
+        body = request.read_body()
+        if body is None:
+            return WebResponse.from_text("413 Content Too Large")
+        try:
+            found = self._source.answer_post(request.path.removeprefix(PREFIX), body)
+        except UsageError as error:
+            return _make_json({"errors": {"_": str(error)}}, "400 Bad Request")
+        except AccessDenied as error:
+            return WebResponse.from_text("403 Forbidden", str(error))
+        except (Error, OSError) as error:
+            return WebResponse.from_text("503 Service Unavailable", f"no answer: {error}")
+        return WebResponse.refuse_method() if found is None else _make_json(found)
 
     def _make_event_stream(self) -> WebResponse:
         if not self._seats.acquire(blocking=False):
@@ -137,8 +159,8 @@ class _EventStream:
             seats.release()
 
 
-def _make_json(document: Any) -> WebResponse:
-    return WebResponse("200 OK", "application/json", msgspec.json.encode(document), SECURITY_HEADERS)
+def _make_json(document: Any, status: str = "200 OK") -> WebResponse:
+    return WebResponse(status, "application/json", msgspec.json.encode(document), SECURITY_HEADERS)
 
 
 def _make_file(request: WebRequest, name: str) -> WebResponse | None:

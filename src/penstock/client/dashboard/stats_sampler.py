@@ -150,7 +150,7 @@ class StatsSampler:
                 address=str(address),
                 lease=None,
             ),
-            user=ViewerFacts(_find_user(address), [], may_read_changes=None, may_end_streams=False),
+            user=ViewerFacts(_find_user(address), [], may_read_changes=True, may_end_streams=False),
             buckets=[address.bucket],
             bucket=address.bucket,
             kind=first.get("ep_bucket_type"),

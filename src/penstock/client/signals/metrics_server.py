@@ -56,6 +56,8 @@ class MetricsSite:
 
     def __call__(self, request: WebRequest) -> WebResponse | None:
         """Answer a request; None for another path."""
+        if request.method == "POST" and request.path in ("/metrics", "/readyz", "/healthz"):
+            return WebResponse.refuse_method()
         if request.path == "/metrics":
             return self._access.refuse(request) or self._make_metrics(request)
         if request.path == "/readyz":

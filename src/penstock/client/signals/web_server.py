@@ -23,24 +23,36 @@ if TYPE_CHECKING:
 
 __all__ = ["Site", "WebAccess", "WebRequest", "WebResponse", "serve_sites"]
 
+_MOST_BODY_BYTES = 64 * 1024
+
 _REQUEST_SECONDS = 20.0
 """Within which a client must send its request, and take each part of the response."""
 
 
 class WebRequest(NamedTuple):
-    """A request with the method GET or HEAD.
+    """A request with the method GET, HEAD or POST.
 
     Attributes:
         path: the path, decoded.
         headers: headers by their names in WSGI, such as HTTP_ACCEPT.
+        method: the method.
     """
 
     path: str
     headers: Mapping[str, Any]
+    method: str = "GET"
 
     def get_header(self, name: str) -> str:
         """Return a header, empty if the request does not have it."""
         return str(self.headers.get(f"HTTP_{name.upper().replace('-', '_')}", ""))
+
+    def read_body(self) -> bytes | None:
+        """Return the body; None if it is too long, or its length is not given. A site checks the login first."""
+        length = str(self.headers.get("CONTENT_LENGTH") or "")
+        if not (length.isascii() and length.isdecimal() and int(length) <= _MOST_BODY_BYTES):
+            return None
+        body: bytes = self.headers["wsgi.input"].read(int(length))
+        return body
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +75,11 @@ class WebResponse:
     def from_text(cls, status: str, text: str = "", **headers: str) -> WebResponse:
         """Return a response with a line of text; default: the reason."""
         return cls(status, "text/plain; charset=utf-8", f"{text or status[4:]}\n".encode(), headers)
+
+    @classmethod
+    def refuse_method(cls) -> WebResponse:
+        """Return the response to a method that a path does not have."""
+        return cls.from_text("405 Method Not Allowed", allow="GET, HEAD")
 
 
 Site = Callable[[WebRequest], WebResponse | None]
@@ -184,8 +201,8 @@ def _close_body(body: object) -> None:
 
 
 def _answer_request(sites: Sequence[Site], environ: WSGIEnvironment) -> WebResponse:
-    if environ["REQUEST_METHOD"] not in ("GET", "HEAD"):
-        return WebResponse.from_text("405 Method Not Allowed", allow="GET, HEAD")
-    request = WebRequest(environ.get("PATH_INFO", ""), environ)
+    request = WebRequest(environ.get("PATH_INFO", ""), environ, environ["REQUEST_METHOD"])
+    if request.method not in ("GET", "HEAD", "POST"):
+        return WebResponse.refuse_method()
     found = (response for site in sites if (response := site(request)) is not None)
     return next(found, None) or WebResponse.from_text("404 Not Found")

@@ -6,11 +6,11 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any, Final, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from penstock.client.dumps.json_objects import make_json_object
+from penstock.client.dashboard.shown_change import MAX_CHANGES, describe_change
 from penstock.client.filters.filter_control import parse_filter_setting
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.streams.pushed_filter import PushedFilter
@@ -31,18 +31,9 @@ from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 
 __all__ = ["ChangePage", "ChangePageReader", "make_change_filter"]
 
-MAX_CHANGES: Final = 500
-"""Changes in one answer."""
-
 _MAX_FRAMES = 4000  # read for one answer, wherever a filter leaves most of them out
 _MAX_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024  # decoded at once, so that the event loop goes on
-_SHOWN_BYTES = 4096  # of a value
-
-_COLUMNS = (
-    "vbucket", "seqno", "rev_seqno", "cas", "event", "key", "value", "scope", "collection", "flags", "expiry", "xattrs",
-)  # fmt: skip
-
 _OPTIONS = WireOptions(
     FrameForm(Mutation, DeletionV2, Expiration),
     ValueOptions(xattrs=True, deleted_user_xattrs=True, snappy=True),
@@ -157,13 +148,7 @@ class ChangePageReader:
 
 def _describe(change: Change, superseded: dict[int, int]) -> dict[str, Any]:
     """Return a change for JSON, with the beginning of a long value."""
-    row = {name: getattr(change, name) for name in _COLUMNS}
-    size = None if change.value is None else len(change.value)
-    if size is not None and size > _SHOWN_BYTES:
-        row["value"] = bytes(change.value or b"")[:_SHOWN_BYTES]
-    shown = make_json_object(row)
-    if size is not None:
-        shown["size"] = size
+    shown = describe_change(change)
     if by := superseded.get(change.seqno or 0):
         shown["superseded"] = by
     return shown

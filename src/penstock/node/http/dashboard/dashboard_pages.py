@@ -7,6 +7,7 @@ privilege to stream them, and to end a stream needs the privilege to change sett
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -14,6 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.client.dashboard.dashboard_document import VbucketDetail
+from penstock.client.dashboard.shown_change import REQUEST_HEADER, TailRequest
 from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, find_file
 from penstock.errors import KeyNotFound
 from penstock.node.auth.roles import Privilege
@@ -32,31 +34,10 @@ from penstock.store.history.rollback import MAX_SEQNO
 
 T = TypeVar("T")
 
-__all__ = ["REQUEST_HEADER", "make_dashboard_pages"]
-
-REQUEST_HEADER = "x-penstock-request"
-"""A POST must have this header. A form of another site cannot set it, and a script of one may not."""
+__all__ = ["make_dashboard_pages"]
 
 _NEWEST = 50
 """Changes of a vbucket that its details show."""
-
-
-class _TailRequest(msgspec.Struct):
-    """The body of a request for changes.
-
-    Attributes:
-        positions: the last seqno of each vbucket that the page knows; empty: begin now.
-        vbuckets: the vbuckets to read; empty: all.
-        collections: names, as scope.collection; empty: all.
-        filter_key: as the option of `penstock tail`.
-        filter_value: as the option of `penstock tail`.
-    """
-
-    positions: list[int] = []
-    vbuckets: list[int] = []
-    collections: list[str] = []
-    filter_key: str = ""
-    filter_value: str = ""
 
 
 class _EndRequest(msgspec.Struct):
@@ -118,16 +99,15 @@ class _DashboardPages:
     async def read_changes(self, request: PageRequest) -> Response:
         """Return the changes above some positions, and the positions to ask for next."""
         _check_request_header(request)
-        bucket, wanted = request.find_bucket(), await _read_json(request, _TailRequest)
+        bucket, wanted = request.find_bucket(), await _read_json(request, TailRequest)
         vbuckets = bucket.store.vbuckets
         highs = [vbucket.changes.high_seqno for vbucket in vbuckets]
-        if len(wanted.positions) != len(vbuckets):
-            wanted.positions = highs
+        positions = wanted.positions if len(wanted.positions) == len(vbuckets) else highs
         if any(not 0 <= number < len(vbuckets) for number in wanted.vbuckets):
             raise FormErrors({"vbuckets": f"expected numbers below {len(vbuckets)}"})
         pushed = make_change_filter(bucket, wanted.filter_key, wanted.filter_value)
         reader = ChangePageReader(bucket, _find_collections(bucket, wanted.collections), pushed)
-        page = await reader.read_after(wanted.positions, wanted.vbuckets or None)
+        page = await reader.read_after(positions, wanted.vbuckets or None)
         return _make_response({"positions": highs, **page._asdict()})
 
     async def end_streams(self, request: PageRequest) -> Response:
@@ -199,7 +179,7 @@ def _find_vbucket(request: PageRequest) -> tuple[ServedBucket, Vbucket]:
     return bucket, bucket.store.vbuckets[int(text)]
 
 
-def _find_collections(bucket: ServedBucket, names: list[str]) -> list[int] | None:
+def _find_collections(bucket: ServedBucket, names: Sequence[str]) -> list[int] | None:
     """Return the ids of collections; None for all. Raises FormErrors for an unknown one."""
     if not names:
         return None

@@ -119,6 +119,9 @@ class PipelineSource:
         """Return the documents for a new viewer: they are the same for all viewers."""
         return self
 
+    def answer_post(self, path: str, body: bytes) -> None:
+        """Return None: the page sends nothing."""
+
     def find_detail(self, path: str) -> None:
         """Return None: there are no other documents."""
 
