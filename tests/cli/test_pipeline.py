@@ -98,9 +98,9 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
 
     on_beer("workload", "--changes", 16, "--mix", "10:5:1", "--rate", 0)
     file = tmp_path / "pipeline.toml"
-    file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n')
+    file.write_text(f'lake = "lake"\n[source.beer]\nurl = "{node.url("beer")}"\n[metrics]\nport = 0\n[dashboard]\n')
     assert on_beer("pipeline", "plan", file, "--json").json["lag"] == 16
-    with run_process("pipeline", "run", file, "--dashboard", "0") as process:
+    with run_process("pipeline", "run", file) as process:
         seen = [read_first_line(process.stdout)]
         while "rows/s" not in (line := read_first_line(process.stdout, wait=200)) or "lag 0 " not in line:
             seen.append(line)
@@ -338,6 +338,16 @@ def test_invalid_arguments_are_wrong_usage(run, arguments, sentence):
     code, out, err = run("pipeline", *arguments)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+def test_option_wins_over_the_dashboard_of_the_file(run, tmp_path):
+    file = tmp_path / "pipeline.toml"
+    with socket.create_server(("127.0.0.1", 0)) as taken, socket.create_server(("127.0.0.1", 0)) as other:
+        ports = [each.getsockname()[1] for each in (taken, other)]
+        file.write_text(f'lake = "lake"\n[source.beer]\n[dashboard]\nport = {ports[0]}\n')
+        for arguments, port in (((), ports[0]), (("--dashboard", ports[1]), ports[1])):
+            code, _, err = run("pipeline", "run", file, *arguments)
+            assert (code, f"cannot serve the dashboard on port {port} of 127.0.0.1" in err) == (2, True), err
 
 
 def test_metrics_need_a_free_port(run, tmp_path):

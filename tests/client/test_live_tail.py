@@ -4,6 +4,7 @@ import asyncio
 import http.client
 import json
 import time
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -39,7 +40,8 @@ def post(url, body, path=PATH, **headers):
 
 def read_tail(url, count, positions=(), **wanted):
     """Poll as the page does until there are so many changes; return them, and the last positions."""
-    found, deadline = [], time.monotonic() + PATIENCE
+    found: list[dict[str, Any]] = []
+    deadline = time.monotonic() + PATIENCE
     while len(found) < count:
         assert time.monotonic() < deadline, found
         status, body = post(url, wanted | {"positions": positions})
@@ -82,7 +84,8 @@ def test_tail_keeps_the_newest_changes_and_counts_the_others(node):
     with run_dashboard(node.url("beer")) as url:
         positions = json.loads(post(url, {})[1])["positions"]
         asyncio.run(store())
-        deadline, answer = time.monotonic() + PATIENCE, {}
+        deadline = time.monotonic() + PATIENCE
+        answer: dict[str, Any] = {}
         while answer.get("skipped", 0) + len(answer.get("changes", ())) < 1200:
             assert time.monotonic() < deadline, answer
             answer = json.loads(post(url, {"positions": positions})[1])

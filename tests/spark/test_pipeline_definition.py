@@ -27,6 +27,7 @@ from penstock.spark.pipeline.definition.definition import (
     read_definition,
 )
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
+from penstock.spark.pipeline.definition.run_options import DashboardSettings
 from penstock.spark.pipeline.definition.toml_tables import list_keys
 from penstock.wire.codec.constants import Dialect
 
@@ -82,6 +83,11 @@ url = "couchbase://127.0.0.1:11210/copy"
 dead_letter_path = "refused"
 sql = "SELECT * FROM changes"
 lost = "keep"
+
+[dashboard]
+port = 9100
+host = "10.0.0.1"
+login = "viewer.json"
 
 [metrics]
 port = 9100
@@ -142,6 +148,7 @@ def test_all_keys_are_parsed(parse, tmp_path):
     assert cache.url == "http://127.0.0.1:8080/gone"
     assert (found.list_dependents(beer), found.list_dependents(orders)) == ([index, text], [cache, copy])
     assert found.metrics == Metrics(port=9100)
+    assert found.dashboard == DashboardSettings(port=9100, host="10.0.0.1", login=str(tmp_path / "viewer.json"))
 
 
 def test_only_source_uses_the_lake_directory(parse, tmp_path):
@@ -240,6 +247,8 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             "[[sink]] 1 url is couchbase://127.0.0.1:11210/beer, the bucket of its source; expected another bucket",
         ),
         (SMALL + "[metrics]\nport = 70000", "[metrics] port is 70000, expected 0 to 65535"),
+        (SMALL + "[dashboard]\nhost = '10.0.0.1'", "[dashboard] host is '10.0.0.1', which other machines reach"),
+        (SMALL + "[dashboard]\nenabled = 1", "[dashboard] enabled is 1, expected true or false"),
     ],
 )
 def test_errors_name_their_place(parse, tmp_path, text, sentence):
@@ -291,7 +300,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=2) | tables_of(inner),
     max_leaves=6,
 )
-tops = st.dictionaries(st.sampled_from(["source", "tables", "current", "index", "fulltext", "sink", "metrics"]), values)
+tops = st.dictionaries(
+    st.sampled_from(["source", "tables", "current", "index", "fulltext", "sink", "metrics", "dashboard"]), values
+)
 
 
 @given(tops, tables_of(values))
@@ -326,6 +337,7 @@ def test_documented_file_is_valid(parse, tmp_path):
     # The page shows the defaults of these two tables.
     assert (found.tables, found.current) == (TableSettings(), CurrentSettings())
     tables: list[Any] = [SourceDefinition, *list_kinds(), TableSettings, CurrentSettings, Metrics, LineageSettings]
+    tables.append(DashboardSettings)
     for declared in tables:
         for name in set(list_keys(declared)) - {"name", "transform_directory"}:  # the parser gives these two to sources
             assert re.search(rf"\b{name}\b", whole), name

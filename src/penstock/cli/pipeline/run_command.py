@@ -137,11 +137,14 @@ _SOURCE_FLAGS = {*(each.flag for each in list_options(SourceFlags).values()), "-
 def _read_listeners(
     definition: PipelineDefinition, flags: MetricsFlags, page: DashboardFlags
 ) -> tuple[WebListener | None, WebListener | None]:
-    """Return the addresses of the metrics and of the page."""
-    listener, metrics = read_listener(flags.metrics, flags.metrics_login), definition.metrics
-    if listener is None and metrics is not None:
-        listener = WebListener(metrics.port, metrics.host, metrics.read_login())
-    return listener, read_listener(page.dashboard, page.dashboard_login, flag="--dashboard", purpose="the dashboard")
+    """Return the addresses of the metrics and of the page: those of the options, otherwise those of the file."""
+    metrics = read_listener(flags.metrics, flags.metrics_login)
+    if metrics is None and definition.metrics is not None:
+        metrics = definition.metrics.make_listener()
+    dashboard = read_listener(page.dashboard, page.dashboard_login, flag="--dashboard", purpose="the dashboard")
+    if dashboard is None and definition.dashboard is not None:
+        dashboard = definition.dashboard.make_listener()
+    return metrics, dashboard
 
 
 def _run_pipeline(

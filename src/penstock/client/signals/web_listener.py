@@ -10,7 +10,7 @@ from penstock.client.login.credentials import Credentials, read_credentials_file
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
-__all__ = ["LOOPBACK", "DashboardFlags", "MetricsFlags", "WebListener", "read_listener"]
+__all__ = ["LOOPBACK", "DashboardFlags", "MetricsFlags", "WebListener", "is_loopback", "read_listener"]
 
 LOOPBACK = "127.0.0.1"
 _MAX_PORT = 65535
@@ -68,7 +68,7 @@ class WebListener:
     purpose: str = "metrics"
 
     def __post_init__(self) -> None:
-        if self.login is None and not _is_loopback(self.host):
+        if self.login is None and not is_loopback(self.host):
             raise UsageError(
                 f"other machines reach {self.purpose} on {self.host}: expected a file with a login for them"
             )
@@ -78,7 +78,8 @@ class WebListener:
         return f"http://{format_endpoint(self.host, port)}{path}"
 
 
-def _is_loopback(host: str) -> bool:
+def is_loopback(host: str) -> bool:
+    """Return whether only this machine reaches an address."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

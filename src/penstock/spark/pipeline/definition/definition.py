@@ -5,7 +5,8 @@
     [tables] [current]       the format of the tables, and when pending changes are merged
     [[index]] [[fulltext]]   dependents of the changelog: one array of tables for each kind in the registry
     [[sink]]                 other systems that get the changes
-    [metrics] [lineage]      metrics for Prometheus, and events of OpenLineage
+    [metrics] [dashboard]    metrics for Prometheus, and the page about the run
+    [lineage]                events of OpenLineage
 
 Paths are relative to the file's directory. docs/pipelines.md shows every key.
 """
@@ -39,7 +40,7 @@ from penstock.spark.lake.maintenance.lake_retention import parse_retention
 from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
-from penstock.spark.pipeline.definition.run_options import Metrics, Trigger
+from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
     TomlPlace,
     build_dataclass,
@@ -240,6 +241,7 @@ class PipelineDefinition:
         current: when pending changes are merged.
         dependents: indexes and sinks.
         metrics: where metrics are served, None for nowhere.
+        dashboard: where the page about a run is served, None for nowhere.
         lineage: the receiver of events about runs, None without events.
     """
 
@@ -249,6 +251,7 @@ class PipelineDefinition:
     current: CurrentSettings = field(default_factory=CurrentSettings)
     dependents: tuple[DependentKind, ...] = ()
     metrics: Metrics | None = None
+    dashboard: DashboardSettings | None = None
     lineage: LineageSettings | None = None
 
     def locate_lake(self, source: SourceDefinition) -> str:
@@ -302,7 +305,7 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         The definition.
     """
     place = TomlPlace(path)
-    check_keys(place, given, [*_TOP, *list_titles(), "metrics", "lineage"])
+    check_keys(place, given, [*_TOP, *list_titles(), "metrics", "dashboard", "lineage"])
     lake = given.get("lake")
     if not isinstance(lake, str) or not lake:
         raise place.make_error(f"lake is {lake!r}, expected a directory such as ./lake" if lake else "has no lake")
@@ -317,6 +320,7 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         current=_parse_table(CurrentSettings, path, "current", given),
         dependents=tuple(each for _, each in declared),
         metrics=_parse_table(Metrics, path, "metrics", given) if "metrics" in given else None,
+        dashboard=_parse_table(DashboardSettings, path, "dashboard", given) if "dashboard" in given else None,
         lineage=_parse_table(LineageSettings, path, "lineage", given) if "lineage" in given else None,
     )
     if tables.format == "iceberg" and is_remote_path(found.lake):
