@@ -151,8 +151,12 @@ class RowMarkers:
 
     def select_survivors(self, rows: pa.Table) -> pa.Table:
         """Return the rows that still count."""
-        kept = self.mark_survivors(rows)
-        return rows if kept.all() else rows.filter(pa.array(kept))
+        return _select_rows(rows, pa.array(self.mark_survivors(rows)))
+
+
+def _select_rows(rows: pa.Table, kept: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """Return the rows that `kept` marks; all of them without a copy, because a copy costs as much as the rest."""
+    return rows if pc.all(kept, skip_nulls=False).as_py() else rows.filter(kept)
 
 
 def encode_collections(rows: pa.Table) -> npt.NDArray[np.int64]:
@@ -184,14 +188,15 @@ def mark_common_identities(rows: pa.Table, others: pa.Table) -> Bools:
 
 def select_newest(rows: pa.Table) -> pa.Table:
     """Return the newest change of each document by (history, seqno), deletions included. Other events are left out."""
-    rows = rows.filter(pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
+    rows = _select_rows(rows, pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
     order = np.lexsort((_read_seqnos(rows), rows["history"].to_numpy()))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     documents = rows.select(IDENTITY).append_column("rank", pa.array(rank)).group_by(IDENTITY, use_threads=False)
+    newest = documents.aggregate([("rank", "max")])["rank_max"].to_numpy()
     keep = np.zeros(rows.num_rows, bool)
-    keep[order[documents.aggregate([("rank", "max")])["rank_max"].to_numpy()]] = True
-    return rows if keep.all() else rows.filter(pa.array(keep))
+    keep[order[newest]] = True
+    return _select_rows(rows, pa.array(keep))
 
 
 def merge_changes(rows: pa.Table) -> pa.Table:
@@ -210,7 +215,7 @@ def fill_collection_ids(rows: pa.Table) -> pa.Table:
 
 def to_documents(changes: pa.Table) -> pa.Table:
     """Return the mutations among the changes as rows of the current table."""
-    rows = changes.filter(pc.equal(changes["event"], Event.MUTATION))
+    rows = _select_rows(changes, pc.equal(changes["event"], Event.MUTATION))
     try:
         key, rest = rows["key"].cast(pa.string()), pa.nulls(rows.num_rows, pa.binary())
     except pa.ArrowInvalid:
