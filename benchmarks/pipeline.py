@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from benchmarks.report import Report, make_parser
-from benchmarks.served import run_node
+from benchmarks.served import NodeProcess, run_node
 from benchmarks.spark_query import read_cpu_times
 from penstock.spark import Pipeline
 from penstock.spark.runtime.spark_session import local_session
@@ -39,7 +39,7 @@ def main() -> None:
         for number in range(chosen.rounds):
             file = declare_pipeline(Path(directory) / str(number), node.port, chosen)
             report.add_row(
-                f"round {number}, {chosen.changes} changes of {chosen.value_bytes} B", run(file, spark, chosen)
+                f"round {number}, {chosen.changes} changes of {chosen.value_bytes} B", run(file, spark, node, chosen)
             )
         spark.stop()
     report.finish()
@@ -58,11 +58,12 @@ def declare_pipeline(directory: Path, port: int, chosen: argparse.Namespace) -> 
     return file
 
 
-def run(file: Path, spark: SparkSession, chosen: argparse.Namespace) -> str:
+def run(file: Path, spark: SparkSession, node: NodeProcess, chosen: argparse.Namespace) -> str:
     """Run a pipeline to the end of the bucket, and return its figures."""
-    before, begun, own = read_cpu_times(), time.perf_counter(), _read_own_seconds()
+    before, begun, own = read_cpu_times(without=node.pid), time.perf_counter(), _read_own_seconds()
     (found,) = Pipeline.from_file(str(file)).run(available_now=True, spark=spark)
-    seconds, spent, own = time.perf_counter() - begun, read_cpu_times().subtract(before), _read_own_seconds() - own
+    seconds, own = time.perf_counter() - begun, _read_own_seconds() - own
+    spent = read_cpu_times(without=node.pid).subtract(before)
     if found.rows != chosen.changes:
         raise RuntimeError(f"the changelog has {found.rows} rows of {chosen.changes}")
     java, python, driver = (each / chosen.changes * 1e9 for each in (spent.java, spent.python, own))

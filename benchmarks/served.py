@@ -65,12 +65,14 @@ class NodeProcess(NamedTuple):
         http_port: where the node listens for management requests.
         frame_bytes: bytes of all changes that the node was filled with.
         pipe: to the node's process.
+        pid: the node's process.
     """
 
     port: int
     http_port: int
     frame_bytes: int
     pipe: Pipe
+    pid: int
 
     def read_cpu_seconds(self) -> float:
         """Return the CPU seconds that the node has used so far."""
@@ -145,7 +147,7 @@ def run_node(
         theirs.close()  # so that the end of the process ends the wait
         if not ours.poll(START_SECONDS):
             raise TimeoutError("the node did not start")
-        yield NodeProcess(*_receive_start(ours, process), ours)
+        yield NodeProcess(*_receive_start(ours, process), ours, process.pid or 0)
     finally:
         with suppress(BrokenPipeError):
             ours.send("stop")

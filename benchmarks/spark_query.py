@@ -143,8 +143,12 @@ def _run_query(spark: Any, options: dict[str, object], lake: Path | None) -> Que
     )
 
 
-def read_cpu_times() -> CpuTimes:
-    """Return the CPU times of all descendants of this process so far."""
+def read_cpu_times(*, without: int = 0) -> CpuTimes:
+    """Return the CPU times of all descendants of this process so far.
+
+    Args:
+        without: a process that is not counted: the node, if this process has started it.
+    """
     ticks = os.sysconf("SC_CLK_TCK")
     parents, names, spent, ended = dict[int, int](), dict[int, str](), dict[int, float](), dict[int, float]()
     for entry in Path("/proc").iterdir():
@@ -162,7 +166,7 @@ def read_cpu_times() -> CpuTimes:
         above = parents[pid]
         while above not in (0, os.getpid()):
             above = parents.get(above, 0)
-        if above:
+        if above and pid != without:
             found["java" if names[pid] == "java" else "python"] += spent[pid]
             found["python"] += ended[pid]  # its ended children, which are Python processes, also those of Java
     return CpuTimes(**found)
