@@ -16,8 +16,10 @@ from penstock.spark.runtime.java import (
     VECTOR_MODULE,
     Java,
     choose_java,
+    find_class_archive,
     find_javas,
     java_environment,
+    list_archive_options,
     probe_java,
     write_launcher,
 )
@@ -203,3 +205,18 @@ def write_script(path: Path, content: str) -> Path:
 def start_java(variables: dict[str, str]) -> subprocess.CompletedProcess[str]:
     command = [f"{variables['JAVA_HOME']}/bin/java", *SPARK_ARGUMENTS]
     return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=PATIENCE, check=False)
+
+
+def test_session_uses_only_an_archive_that_no_other_user_can_change(tmp_path):
+    environ = {"XDG_CACHE_HOME": str(tmp_path)}
+    assert list_archive_options(environ) == list_archive_options({}) == []
+    archive = find_class_archive(environ)
+    archive.parent.mkdir(mode=0o700)
+    archive.write_bytes(b"not an archive")
+    options = list_archive_options(environ)
+    assert options[0] == f"-XX:SharedArchiveFile={archive}"
+    command = next(found for found in find_javas(os.environ) if found.flaw is None).home / "bin" / "java"
+    run = subprocess.run([command, *options, "-version"], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    assert "warning" not in run.stdout + run.stderr, "Java does without a file that does not fit"
+    archive.parent.chmod(0o777)
+    assert list_archive_options(environ) == []

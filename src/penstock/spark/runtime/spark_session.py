@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import shlex
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -20,7 +21,7 @@ from pyspark.sql import SparkSession
 
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.fork_server import start_fork_server
-from penstock.spark.runtime.java import java_environment
+from penstock.spark.runtime.java import java_environment, list_archive_options
 from penstock.spark.shipping import ship
 
 SETTINGS = {
@@ -52,12 +53,15 @@ SINGLE_MACHINE_SETTINGS = {
 """Settings for one machine only: a cluster has its own values."""
 
 
-def local_session(processors: int | None = None, *, inherit: Sequence[int] = ()) -> SparkSession:
+def local_session(
+    processors: int | None = None, *, inherit: Sequence[int] = (), java_options: Sequence[str] | None = None
+) -> SparkSession:
     """Start Spark in this process's own Java, or return the existing session. Penstock's formats are registered.
 
     Args:
         processors: the number of tasks at a time; all processors if not given.
         inherit: file descriptors that Java keeps open as long as it lives. They have no effect if Java already runs.
+        java_options: options of Java; None for those of the archive of loaded classes.
 
     Returns:
         The session.
@@ -68,7 +72,7 @@ def local_session(processors: int | None = None, *, inherit: Sequence[int] = ())
     with as_file(files("penstock.spark.runtime") / "worker-python") as worker:
         has_java = SparkContext._gateway is not None  # Spark keeps its Java process for the next session
         environment = {} if has_java else _make_worker_environment(worker)
-        spark = _start_session(f"local[{processors or '*'}]", SETTINGS, environment, inherit)
+        spark = _start_session(f"local[{processors or '*'}]", SETTINGS, environment, inherit, java_options)
     register(spark)
     return spark
 
@@ -98,7 +102,11 @@ def cluster_session(master: str, *, inherit: Sequence[int] = ()) -> SparkSession
 
 
 def _start_session(
-    master: str, settings: Mapping[str, str], environment: Mapping[str, str], inherit: Sequence[int]
+    master: str,
+    settings: Mapping[str, str],
+    environment: Mapping[str, str],
+    inherit: Sequence[int],
+    java_options: Sequence[str] | None = None,
 ) -> SparkSession:
     """Return a new session, or the existing one.
 
@@ -107,12 +115,17 @@ def _start_session(
         settings: names of Spark's settings with values.
         environment: variables beside those for Java, for the processes that Spark starts.
         inherit: file descriptors that Java keeps open.
+        java_options: as of `local_session`.
     """
     with as_file(files("penstock.spark.runtime") / "log4j2.properties") as log4j, warnings.catch_warnings():
         # At its start Spark imports its test utilities, which warn of every pandas from 3 on.
         warnings.simplefilter("ignore", FutureWarning)
         conf = SparkConf().setMaster(master).setAppName("penstock")
-        conf.set("spark.driver.extraJavaOptions", f"-Dlog4j2.configurationFile={log4j}").setAll([*settings.items()])
+        options = [
+            f"-Dlog4j2.configurationFile={log4j}",
+            *(list_archive_options() if java_options is None else java_options),
+        ]
+        conf.set("spark.driver.extraJavaOptions", shlex.join(options)).setAll([*settings.items()])
         if SparkContext._gateway is None:
             os.environ.update({**java_environment(), **environment})
             if inherit:
