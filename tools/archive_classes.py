@@ -11,12 +11,10 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import Any
-
-from pyspark import SparkContext
 
 from penstock import Node
 from penstock.spark import Pipeline
+from penstock.spark.runtime.class_archive import end_java
 from penstock.spark.runtime.spark_session import local_session
 
 
@@ -30,10 +28,7 @@ def main(archive: Path) -> None:
         Pipeline.of_bucket(lake, node.url("beer")).run(available_now=True, spark=spark)
     spark.range(10).groupBy("id").count().collect()
     spark.stop()
-    gateway: Any = SparkContext._gateway
-    gateway.shutdown()
-    gateway.proc.stdin.close()
-    gateway.proc.wait()
+    end_java()
     made.replace(archive)
 
 

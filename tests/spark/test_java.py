@@ -211,6 +211,7 @@ def test_session_uses_only_an_archive_that_no_other_user_can_change(tmp_path):
     environ = {"XDG_CACHE_HOME": str(tmp_path)}
     assert list_archive_options(environ) == list_archive_options({}) == []
     archive = find_class_archive(environ)
+    assert archive is not None
     archive.parent.mkdir(mode=0o700)
     archive.write_bytes(b"not an archive")
     options = list_archive_options(environ)
