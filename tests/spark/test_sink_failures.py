@@ -124,6 +124,27 @@ def test_failed_batch_keeps_only_the_dead_letters_of_its_first_attempt(documents
     assert not [path for path in letters.rglob("*") if path.suffix == ".parquet" and path.parent != letters]
 
 
+def test_directory_of_another_query_is_refused(documents, url, letters, tmp_path):
+    """Batches of both have the same numbers, so that each would remove dead letters of the other."""
+    documents.store(numbered(0, 3))
+    columns = StructType([StructField("key", StringType()), StructField("value", StringType())])
+    given = {"url": url, "operation": "insert", "errors": "deadletter", "deadLetterPath": str(letters)}
+
+    def start(checkpoint):
+        return make_stream_writer(given | {"checkpointLocation": str(tmp_path / checkpoint)}, columns, overwrite=False)
+
+    killed = start("mine")
+    killed.write(iter(batches(numbered(0, 3))))
+    with pytest.raises(
+        UsageError, match=r"letters has the refused rows of the query with checkpoint '.*/mine', expected"
+    ):
+        start("other")
+    again = start("mine")
+    again.commit([again.write(iter(batches(numbered(0, 3))))], 0)
+    assert len(read_letters(letters)) == 3
+    assert not (letters / "_staging").exists(), "the files of the killed run are removed too"
+
+
 def test_rows_lost_by_a_cut_connection_are_written_again(node, url):
     with Proxy.before(node.kv_port) as proxy, Documents.of(url) as documents:
         proxy.cut_after = 50_000

@@ -7,6 +7,8 @@ repeated batch has its rows here once.
 
 from __future__ import annotations
 
+import hashlib
+import os
 import shutil
 import uuid
 from collections.abc import Sequence
@@ -17,12 +19,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from penstock.client.documents.window_writer import RefusedRows
+from penstock.errors import UsageError
 from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
 from penstock.spark.storage.object_path import LakePath, ObjectPath
-from penstock.spark.storage.stored_documents import replace_file
+from penstock.spark.storage.stored_documents import create_document, replace_file
 from penstock.wire.codec.frame import name_status
 
-__all__ = ["LETTER_COLUMNS", "DeadLetterFile", "commit_letters", "discard_letters"]
+__all__ = ["LETTER_COLUMNS", "DeadLetterFile", "claim_directory", "commit_letters", "discard_letters"]
 
 LETTER_COLUMNS = pa.schema(
     [
@@ -39,6 +42,8 @@ error_status is the status on the wire, -1 without an answer. error is its name.
 micro-batch, or the id of a batch job."""
 
 _STAGING = "_staging"
+_OWNER = "_checkpoint"
+"""The file with the checkpoint of the streaming query that a directory belongs to."""
 
 
 class DeadLetterFile:
@@ -94,6 +99,30 @@ def _make_letters(refused: RefusedRows, now: datetime) -> pa.Table:
     return rows
 
 
+def claim_directory(directory: LakePath, checkpoint: str) -> str:
+    """Keep a directory for one streaming query.
+
+    The batches of two queries have the same numbers, so the commit of one would remove dead letters of the other.
+
+    Args:
+        directory: the directory of dead letters.
+        checkpoint: the location of the query's checkpoint.
+
+    Returns:
+        The name of the staging directory of all runs of the query.
+
+    Raises:
+        UsageError: the directory belongs to another query.
+    """
+    owner = checkpoint if "://" in checkpoint else os.path.abspath(checkpoint)
+    if not create_document(directory / _OWNER, owner) and (found := (directory / _OWNER).read_text()) != owner:
+        raise UsageError(
+            f"deadLetterPath {directory} has the refused rows of the query with checkpoint {found!r}, expected a"
+            f" directory of its own for the query with checkpoint {owner!r}"
+        )
+    return hashlib.sha256(owner.encode()).hexdigest()[:32]
+
+
 def commit_letters(directory: LakePath, run: str, batch: str, files: Sequence[LakePath]) -> None:
     """Move the files of tasks to the names of a batch.
 
@@ -101,7 +130,7 @@ def commit_letters(directory: LakePath, run: str, batch: str, files: Sequence[La
 
     Args:
         directory: the directory of dead letters.
-        run: the name of the staging directory of all tasks.
+        run: the name of the staging directory of all tasks. Its parent, if it has one, is that of all runs of a query.
         batch: the batch, for file names and the column error_batch.
         files: the files of the tasks.
     """
@@ -123,7 +152,7 @@ def commit_letters(directory: LakePath, run: str, batch: str, files: Sequence[La
         for old in directory.glob(f"batch-{batch}-part-*.parquet"):
             if old not in kept:
                 old.unlink(missing_ok=True)
-    _remove_staging(directory, run)
+    _remove_staging(directory, run.partition("/")[0])  # with the files of runs that were killed
 
 
 def discard_letters(directory: LakePath, run: str) -> None:

@@ -123,8 +123,11 @@ class DcpStreamWriter(DataSourceStreamArrowWriter):
         job: the work.
     """
 
-    def __init__(self, options: SinkOptions) -> None:
+    def __init__(self, options: SinkOptions, checkpoint: str | None = None) -> None:
         self.job = WriteJob(options)
+        if options.dead_letter_path is not None and checkpoint is not None:
+            query = dead_letters.claim_directory(options.dead_letter_path, checkpoint)
+            self.job = WriteJob(options, f"{query}/{self.job.run}")
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriteMessage:
         """Return the message of a task after writing its rows; called in a worker."""
@@ -156,12 +159,15 @@ def make_batch_writer(given: Mapping[str, str], schema: StructType, *, overwrite
 def make_stream_writer(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> DcpStreamWriter:
     """Return the writer of a streaming query. Arguments and errors are those of `make_batch_writer`.
 
+    The directory of its dead letters must not belong to another query.
+
     Args:
         given: the options as text.
         schema: the columns.
         overwrite: whether the query's output mode is complete.
     """
-    return DcpStreamWriter(_parse_write(given, schema, overwrite=overwrite))
+    checkpoints = [text for name, text in given.items() if name.lower() == "checkpointlocation"]
+    return DcpStreamWriter(_parse_write(given, schema, overwrite=overwrite), *checkpoints)
 
 
 def _parse_write(given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> SinkOptions:
