@@ -15,6 +15,7 @@ from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.reading.lake_views import boundaries_of
+from penstock.spark.lake.reading.spark_frames import make_frame
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.source.offsets import Offset, VbucketOffset
 from tests.patience import PATIENCE
@@ -190,6 +191,14 @@ def test_json_view_of_an_empty_lake_is_empty(lake):
 
 
 # With Spark
+
+
+@pytest.mark.spark
+def test_frames_have_the_rows_after_an_empty_chunk(spark):
+    numbers = pa.chunked_array([[], [1, 2], [], [3], [], []], pa.int64())
+    frame = make_frame(spark, pa.table({"number": numbers}))
+    assert sorted(frame.toArrow()["number"].to_pylist()) == [1, 2, 3]
+    assert make_frame(spark, pa.table({"number": numbers[:0]})).columns == ["number"]
 
 
 @pytest.mark.spark

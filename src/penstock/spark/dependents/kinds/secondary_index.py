@@ -30,6 +30,7 @@ from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.merged_state import retry_missing_files
 from penstock.spark.lake.reading.lake_readers import scan_current
+from penstock.spark.lake.reading.spark_frames import make_frame
 from penstock.spark.lake.tables.directory import LakeDirectory
 
 if TYPE_CHECKING:
@@ -197,7 +198,7 @@ class SecondaryIndex:
         descending: bool = False,
     ) -> DataFrame:
         """Return the entries of `range` as a Spark frame."""
-        return spark.createDataFrame(self.range(low, high, limit=limit, descending=descending))
+        return make_frame(spark, self.range(low, high, limit=limit, descending=descending))
 
     def plan(self, low: Any = None, high: Any = None) -> SearchPlan:
         """Return which parts of the table's files a search reads."""

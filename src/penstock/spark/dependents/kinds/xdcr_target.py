@@ -29,6 +29,7 @@ from penstock.spark.dependents.position_file import PositionFile, list_position_
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, fill_collection_ids
+from penstock.spark.lake.reading.spark_frames import make_frame
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
@@ -262,9 +263,9 @@ def _run_transform(transform: Transform, rows: pa.Table, spark: SparkSession | N
     if session is None:
         raise UsageError("a transformation needs a Spark session, expected the argument spark or an active session")
     if callable(transform):
-        return transform(session.createDataFrame(rows)).toArrow()
+        return transform(make_frame(session, rows)).toArrow()
     session = session.newSession()  # a session of its own, so that the view `changes` replaces no view of the user
-    session.createDataFrame(rows).createTempView("changes")
+    make_frame(session, rows).createTempView("changes")
     return session.sql(transform).toArrow()
 
 

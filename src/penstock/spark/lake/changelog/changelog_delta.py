@@ -298,7 +298,7 @@ def reduce_rows(
             _shrink_groups(pools, held, shrink)
             fresh, settled = 0, sum(part.nbytes for pool in pools.values() for part in pool)
     if not pools:
-        return shrink(pa.concat_tables([schema.empty_table(), *held]))
+        return shrink(pa.concat_tables(held or [schema.empty_table()]))
     _shrink_groups(pools, held, shrink)
     return pa.concat_tables(pool[0] for pool in pools.values())
 

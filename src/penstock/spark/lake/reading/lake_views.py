@@ -23,7 +23,7 @@ from penstock.spark.lake.changelog.merge_rules import RowMarkers, to_documents
 from penstock.spark.lake.current.merged_state import refuse_missing_table, retry_missing_files
 from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
 from penstock.spark.lake.reading.lake_readers import scan_current
-from penstock.spark.lake.reading.spark_frames import make_current_frame
+from penstock.spark.lake.reading.spark_frames import make_current_frame, make_frame
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
@@ -92,7 +92,7 @@ def make_as_of_frame(lake: LakeDirectory, spark: SparkSession, at: LakePosition 
     """Return the documents of `read_as_of` as a Spark frame; all of them pass through the driver's memory."""
     from pyspark.sql.pandas.types import from_arrow_schema
 
-    return spark.createDataFrame(read_as_of(lake, at), from_arrow_schema(CURRENT_COLUMNS))
+    return make_frame(spark, read_as_of(lake, at), from_arrow_schema(CURRENT_COLUMNS))
 
 
 def boundaries_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> dict[int, Boundary]:

@@ -54,12 +54,26 @@ def _merge_frame(state: MergedState, spark: SparkSession) -> DataFrame:
         documents = documents.where(~f.col("vbucket").isin(rolled)) if rolled else documents
         for outdated in (_list_ended_collections(pending), changes.select(IDENTITY_SCHEMA.names)):
             if outdated.num_rows:
-                there = spark.createDataFrame(outdated).alias("outdated")
+                there = make_frame(spark, outdated).alias("outdated")
                 same = [f.col(f"documents.{name}") == f.col(f"outdated.{name}") for name in outdated.column_names]
                 named = documents.withColumn("text", f.col("key")).withColumn("key", key).alias("documents")
                 found = named.join(there, reduce(lambda one, other: one & other, same), "left_anti")
                 documents = found.withColumn("key", f.col("text")).drop("text")
-    return documents.unionByName(spark.createDataFrame(to_documents(changes), _convert_schema(CURRENT_COLUMNS)))
+    return documents.unionByName(make_frame(spark, to_documents(changes), _convert_schema(CURRENT_COLUMNS)))
+
+
+def make_frame(spark: SparkSession, rows: pa.Table, schema: StructType | None = None) -> DataFrame:
+    """Return the rows of a table as a Spark frame.
+
+    Spark 4.2 ends a partition of such a frame at an empty chunk of the table, and loses the rows after it.
+
+    Args:
+        spark: the session.
+        rows: the table.
+        schema: the columns of the frame; None for those of the table.
+    """
+    filled = pa.Table.from_batches((each for each in rows.to_batches() if each.num_rows), rows.schema)
+    return spark.createDataFrame(filled, schema)
 
 
 def _list_ended_collections(pending: Iterable[RangeDelta]) -> pa.Table:
