@@ -31,6 +31,7 @@ from tests.patience import PATIENCE
 from tests.waiting import pass_turns
 
 LIMITS = {"connectTimeout": 0.3, "operationTimeout": 0.3, "retrySeconds": 0.3, "noopInterval": 1}
+LOST_AFTER = 1.0
 MOST_BYTES = 64 << 20
 MANY = 40
 
@@ -104,12 +105,15 @@ class Hostility:
 
     Attributes:
         plan: number of the answer, from 0 -> (one of CHANGES, the place of the change, a byte for it).
+        has_noop: whether the dialect has NOOPs. Without them, a producer that stops within a stream cannot be told
+            from a slow one until its connection ends.
         script: gives the default answers.
         count: number of answers so far.
         held: bytes of an answer that will be sent after the next one.
     """
 
     plan: dict[int, tuple[str, int, int]]
+    has_noop: bool
     script: Script = field(init=False)
     count: int = 0
     held: bytes = b""
@@ -120,6 +124,8 @@ class Hostility:
             return b""
         change, place, byte = self.plan.get(self.count, ("", 0, 0))
         self.count += 1
+        if change and not self.has_noop:
+            asyncio.get_running_loop().call_later(LOST_AFTER, peer.transport.close)
         if change != "swap":
             data, self.held = data + self.held, b""
         return self.changed(peer, change, bytearray(data), place, byte)
@@ -163,7 +169,7 @@ def write(peer, data):
 
 async def talk(protocol, plan):
     """Return the number of received changes, and the error that ended the conversation, or None."""
-    hostility = Hostility(plan)
+    hostility = Hostility(plan, has_noop=protocol == "dcp")
     producer = make_correct_answer(protocol)
     count = 0
     async with Script(lambda peer, frame: hostility.answer(peer, frame, producer(peer, frame))) as script:
