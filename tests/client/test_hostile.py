@@ -105,8 +105,8 @@ class Hostility:
 
     Attributes:
         plan: number of the answer, from 0 -> (one of CHANGES, the place of the change, a byte for it).
-        has_noop: whether the dialect has NOOPs. Without them, a producer that stops within a stream cannot be told
-            from a slow one until its connection ends.
+        has_noop: whether the dialect has NOOPs. Without them, nothing distinguishes a producer that stops within a
+            stream from a slow one until its connection ends.
         script: gives the default answers.
         count: number of answers so far.
         held: bytes of an answer that will be sent after the next one.
