@@ -230,7 +230,7 @@ def kill_after_commit_began(pipeline: Pipeline, phase: int) -> str:
             before = list_files(lake)
             driver.wait_for(lambda: bool(list_files(lake) - before) or (commits / str(target)).exists())
             with pytest.raises(subprocess.TimeoutExpired):
-                driver.process.wait(chance.uniform(0, LONGEST_DELAY))
+                driver.process.wait(LONGEST_DELAY * chance.random() ** 3)  # mostly soon: a commit takes 0.2 s or more
             driver.kill(java=phase % 2 == 0)
             is_done = (commits / str(target)).exists()  # after the kill, so that a commit which ends meanwhile is none
             driver.wait_until_killed()
