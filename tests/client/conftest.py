@@ -1,7 +1,8 @@
-"""A node for tests that stop or restart it."""
+"""A node for tests that stop or restart it, and a cluster of one node."""
 
 import pytest
 
+from penstock.pytest import PenstockCluster
 from tests.client.peer import RestartableNode
 
 
@@ -10,3 +11,11 @@ def running():
     running = RestartableNode()
     yield running
     running.stop()
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """A cluster of one node, with a bucket `beer` of 4 vbuckets."""
+    with PenstockCluster.running(1, tmp_path, 4) as running:
+        running.create_bucket("beer")
+        yield running

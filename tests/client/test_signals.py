@@ -26,18 +26,10 @@ from penstock.client.signals.report_metrics import METRICS, ReportCollector
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.signals.web_listener import read_listener
 from penstock.errors import UsageError
-from penstock.pytest import PenstockCluster
 from tests.patience import PATIENCE
 from tests.waiting import wait_until
 
 VBUCKETS = 4
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with PenstockCluster.running(1, tmp_path, VBUCKETS) as running:
-        running.create_bucket("beer")
-        yield running
 
 
 @pytest.fixture

@@ -15,20 +15,12 @@ from penstock.client.tracing.span_types import CLIENT_SPANS
 from penstock.node.auth.roles import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
-from penstock.pytest import PenstockCluster
 from tests.patience import PATIENCE
 from tests.traced import check_declared, record_spans
 from tests.waiting import wait_until
 
 VBUCKETS = 4
 PASSWORD = "a-password-that-no-span-has"
-
-
-@pytest.fixture
-def cluster(tmp_path):
-    with PenstockCluster.running(1, tmp_path, VBUCKETS) as running:
-        running.create_bucket("beer")
-        yield running
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any, Final
 
 from penstock.client.bucket import Bucket
-from penstock.client.dashboard.shown_change import MAX_CHANGES, TailRequest, describe_change
+from penstock.client.dashboard.shown_change import MAX_CHANGES, NEWEST_CHANGES, TailRequest, describe_change
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
 from penstock.client.filters.filter_control import parse_filter_setting
@@ -30,9 +30,6 @@ IDLE_SECONDS: Final = 10.0
 
 MAX_TAILS: Final = 16
 """Tails at once. Each has its own streams."""
-
-_NEWEST = 50
-"""Changes of a vbucket that its details show."""
 
 _SHOWN_EVENTS = frozenset({Event.MUTATION, Event.DELETION, Event.EXPIRATION})
 
@@ -172,14 +169,14 @@ async def read_newest(bucket: Bucket, vbucket: int) -> dict[str, Any]:
         vbucket: the number of the vbucket.
     """
     info = (await bucket.vbucket_infos([vbucket]))[vbucket]
-    seqno = max(info.high_seqno - _NEWEST, info.purge_seqno, 0)  # below the purge seqno a producer rolls back
+    seqno = max(info.high_seqno - NEWEST_CHANGES, info.purge_seqno, 0)  # below the purge seqno a producer rolls back
     found: list[Change] = []
     if info.high_seqno:
         vbuuid = find_branch(info.failover_log, seqno).vbuuid if seqno else 0
         start = {vbucket: Position(seqno=seqno, vbuuid=vbuuid, snap_start=seqno, snap_end=seqno)}
         options = _choose_options(bucket, TailRequest()) | {"rollback": "fail"}
         async with await bucket.stream(start, {vbucket: info.high_seqno}, [vbucket], **options) as stream:
-            found = [change async for change in stream.changes() if change.event in _SHOWN_EVENTS][-_NEWEST:]
+            found = [change async for change in stream.changes() if change.event in _SHOWN_EVENTS][-NEWEST_CHANGES:]
     return {"vbucket": vbucket, "changes": [describe_change(each) for each in found], "skipped": seqno}
 
 

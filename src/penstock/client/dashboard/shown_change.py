@@ -9,10 +9,13 @@ import msgspec
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.wire.columns.schema import Change
 
-__all__ = ["MAX_CHANGES", "REQUEST_HEADER", "TailRequest", "describe_change"]
+__all__ = ["MAX_CHANGES", "NEWEST_CHANGES", "REQUEST_HEADER", "TailRequest", "describe_change"]
 
 MAX_CHANGES: Final = 500
 """Changes in one answer."""
+
+NEWEST_CHANGES: Final = 50
+"""Changes of a vbucket that its details show."""
 
 REQUEST_HEADER: Final = "x-penstock-request"
 """A POST must have this header. A form of another site cannot set it, and a script of one may not."""

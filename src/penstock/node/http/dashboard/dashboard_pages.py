@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.client.dashboard.dashboard_document import VbucketDetail
-from penstock.client.dashboard.shown_change import REQUEST_HEADER, TailRequest
+from penstock.client.dashboard.shown_change import NEWEST_CHANGES, REQUEST_HEADER, TailRequest
 from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, find_file
 from penstock.errors import KeyNotFound
 from penstock.node.auth.roles import Privilege
@@ -35,9 +35,6 @@ from penstock.store.history.rollback import MAX_SEQNO
 T = TypeVar("T")
 
 __all__ = ["make_dashboard_pages"]
-
-_NEWEST = 50
-"""Changes of a vbucket that its details show."""
 
 
 class _EndRequest(msgspec.Struct):
@@ -93,7 +90,7 @@ class _DashboardPages:
     async def list_newest(self, request: PageRequest) -> Response:
         """Return the newest changes of a vbucket."""
         bucket, vbucket = _find_vbucket(request)
-        page = await ChangePageReader(bucket).read_newest(vbucket, _NEWEST)
+        page = await ChangePageReader(bucket).read_newest(vbucket, NEWEST_CHANGES)
         return _make_response({"vbucket": vbucket.id, **page._asdict()})
 
     async def read_changes(self, request: PageRequest) -> Response:
