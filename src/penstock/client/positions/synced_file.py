@@ -5,7 +5,7 @@ The file is written on the calling thread: a cancelled write on another thread w
 
 from __future__ import annotations
 
-import os
+import threading
 from pathlib import Path
 
 from penstock.errors import Error
@@ -27,8 +27,8 @@ def read_file(path: Path) -> bytes | None:
 def replace_file(path: Path, content: bytes) -> None:
     """Replace a file. Its content and its name are on disk before this returns. Raises Error if that fails."""
     directory = Directory(path.parent)
-    # Each process has a draft of its own: a rename never publishes an incomplete draft of another process.
-    draft = f".{path.name}.{os.getpid()}.new"
+    # Each thread has a draft of its own: a rename never publishes an incomplete draft of another thread or process.
+    draft = f".{path.name}.{threading.get_native_id()}.new"
     try:
         directory.write_file(draft, (0, memoryview(content)))
         directory.rename(draft, path.name)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import obstore
@@ -33,17 +35,8 @@ def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> N
     if isinstance(path, ObjectPath):
         path.write_text(text)
         return
-    # Several processes may replace the file at once, so each has its own draft.
-    draft = path.with_name(f"{path.name}.{os.getpid()}")
-    try:
-        with draft.open("w") as file:
-            file.write(text)
-            if is_synced:
-                file.flush()
-                os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
+    with _write_draft(path, text, is_synced=is_synced) as draft:
         draft.replace(path)
-    finally:
-        draft.unlink(missing_ok=True)  # if it could not be written, for example on a full disk
 
 
 def replace_file(source: LakePath, target: LakePath) -> None:
@@ -90,18 +83,33 @@ def create_document(path: LakePath, text: str) -> bool:
         return True
     path.parent.mkdir(parents=True, exist_ok=True)
     # A hard link to a synced draft creates the name exactly once. A rename would replace an existing file.
-    draft = path.with_name(f"{uuid.uuid4().hex}.draft")
+    try:
+        with _write_draft(path, text, is_synced=True) as draft:
+            os.link(draft, path)
+    except FileExistsError:
+        return False
+    return True
+
+
+@contextmanager
+def _write_draft(path: Path, text: str, *, is_synced: bool) -> Iterator[Path]:
+    """Write a complete file beside another.
+
+    Threads and processes never share a draft.
+
+    Yields:
+        The draft. The block gives it its name; a draft without one is removed.
+    """
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex}.draft")
     try:
         with draft.open("w") as file:
             file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.link(draft, path)
-    except FileExistsError:
-        return False
+            if is_synced:
+                file.flush()
+                os.fsync(file.fileno())  # before the rename, or a power failure could leave an empty file
+        yield draft
     finally:
-        draft.unlink(missing_ok=True)
-    return True
+        draft.unlink(missing_ok=True)  # if it could not be written, for example on a full disk
 
 
 class StoredDocument:

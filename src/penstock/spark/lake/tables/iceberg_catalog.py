@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.errors import Error, UsageError
+from penstock.spark.storage.stored_documents import replace_document
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
@@ -223,9 +224,7 @@ class IcebergCatalog:
     def _write_marker(self, uri: str) -> None:
         if read_catalog_uri(self.lake) is None:
             self.lake.mkdir(parents=True, exist_ok=True)
-            draft = self.lake / f"{MARKER}.{os.getpid()}"
-            draft.write_text(json.dumps({"catalog": uri}))
-            draft.replace(self.lake / MARKER)
+            replace_document(self.lake / MARKER, json.dumps({"catalog": uri}), is_synced=True)
 
     def _ask(self, call: Any, *arguments: Any, **named: Any) -> Any:
         """Return the answer of the catalog.
