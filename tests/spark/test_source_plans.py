@@ -7,13 +7,15 @@ import pyarrow as pa
 import pytest
 from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, ReadMaxRows
 
+from penstock.client.connect.address import parse_address
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
-from penstock.spark.source.planner import ASSUMED_BYTES, estimate_bytes_per_seqno
+from penstock.spark.source.planner import ASSUMED_BYTES, Planner, count_due_logs, estimate_bytes_per_seqno
 from penstock.spark.source.run_lengths import decode_numbers
+from tests.node.watch import run as in_node
 from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
-from tests.spark.test_protocols import contents
+from tests.spark.test_protocols import contents, fail_over
 
 
 @pytest.mark.parametrize(
@@ -30,6 +32,30 @@ from tests.spark.test_protocols import contents
 )
 def test_bytes_of_a_change_are_estimated(stats, expected):
     assert estimate_bytes_per_seqno(stats) == expected
+
+
+@pytest.mark.parametrize(("seconds", "due"), [(0.2, 41), (1, 205), (4.9, 1004), (5, 1024), (600, 1024)])
+def test_all_failover_logs_are_due_within_a_round(seconds, due):
+    assert count_due_logs(1024, seconds) == due
+
+
+def test_a_failover_shows_although_new_changes_took_the_lost_seqnos(node, documents):
+    documents.store(numbered(0, 200))
+    planner = Planner(parse_address(documents.url), range(8))
+    try:
+        before = planner.read_infos()
+        assert planner.is_unchanged()
+        fail_over(node, 5, before[5].end_seqno - 1)
+        vbucket = node.buckets["default"].store.vbuckets[5]
+        while vbucket.changes.high_seqno < before[5].end_seqno:
+            in_node(node, lambda: vbucket.set(b"again", b"new"))
+        answers = [planner.is_unchanged() for _ in before]
+        assert False in answers
+        after = planner.read_infos()
+        assert after[5].end_seqno == before[5].end_seqno
+        assert planner.is_unchanged()
+    finally:
+        planner.close()
 
 
 class TestBatchLimit:

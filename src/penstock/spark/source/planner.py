@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
@@ -22,7 +25,10 @@ from penstock.wire.codec.constants import Dialect
 __all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_seqno"]
 
 _CHECK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
-"""The shortest times between two requests of an idle query: for all failover logs, and for all high seqnos."""
+"""The shortest times between two requests of an idle query: for failover logs, and for all high seqnos."""
+
+_ROUND_SECONDS = 5.0
+"""The time in which an idle query compares the failover logs of all vbuckets, a part of them at each trigger."""
 
 _ESTIMATE_SECONDS = 10.0
 """The time after which the estimated size of a change is computed again."""
@@ -54,6 +60,16 @@ def estimate_bytes_per_seqno(stats: Mapping[str, int]) -> int:
     return ASSUMED_BYTES
 
 
+def count_due_logs(vbuckets: int, seconds: float) -> int:
+    """Return the number of failover logs to compare now, so that a round through all takes _ROUND_SECONDS.
+
+    Args:
+        vbuckets: the number of all vbuckets.
+        seconds: the time since the last comparison.
+    """
+    return min(vbuckets, math.ceil(vbuckets * seconds / _ROUND_SECONDS))
+
+
 class Planner:
     """The state of a bucket, read over connections that open at the first request.
 
@@ -69,6 +85,7 @@ class Planner:
         self._vbuckets = vbuckets
         self._checked_at = 0.0
         self._checked_vbuckets: frozenset[int] = frozenset()
+        self._log_round: deque[int] = deque()
         self._bytes_per_seqno, self._estimated_at = ASSUMED_BYTES, -_ESTIMATE_SECONDS
         self.last_infos: dict[int, VbucketInfo] = {}
 
@@ -118,6 +135,7 @@ class Planner:
         self._checked_vbuckets = frozenset(wanted)
         known, unsure = ({}, set()) if settled_vbuckets is None else (self.last_infos, {*wanted} - {*settled_vbuckets})
         self.last_infos = self._loop.run(self._read_infos(wanted, known, unsure))
+        self._log_round = deque(self.last_infos)
         self._checked_at = time.monotonic()
         return self.last_infos
 
@@ -137,21 +155,25 @@ class Planner:
         return infos | {vb: replace(infos[vb], safe_seqno=found.get(vb, 0)) for vb in held}
 
     def is_unchanged(self) -> bool:
-        """Return whether failover logs and high seqnos equal those of the last `read_infos`.
+        """Return whether high seqnos and failover logs equal those of the last `read_infos`.
 
-        This costs a third of `read_infos`. Without a trigger interval, Spark asks every 10 ms. So within _CHECK_SECONDS
-        of the last check this call waits and watches the high seqnos.
+        A lost change shows in the high seqno, or at last in the failover log, if new changes have taken the lost
+        seqnos. Logs need a request each, so a call compares a part of them, see _ROUND_SECONDS. Without a trigger
+        interval, Spark asks every 10 ms. So within _CHECK_SECONDS of the last check this call waits and watches the
+        high seqnos.
         """
         return self._loop.run(self._check_unchanged())
 
     async def _check_unchanged(self) -> bool:
         expected = {vbucket: info.end_seqno for vbucket, info in self.last_infos.items()}
         while await self._read_high_seqnos() == expected:
-            left = self._checked_at + _CHECK_SECONDS - time.monotonic()
-            if left > 0:
-                await asyncio.sleep(min(left, _WATCH_SECONDS))
+            idle = time.monotonic() - self._checked_at
+            if idle < _CHECK_SECONDS:
+                await asyncio.sleep(min(_CHECK_SECONDS - idle, _WATCH_SECONDS))
                 continue
-            logs = await self._bucket.failover_logs([*expected])
+            due = count_due_logs(len(self._log_round), idle)
+            logs = await self._bucket.failover_logs([*islice(self._log_round, due)])
+            self._log_round.rotate(-due)
             self._checked_at = time.monotonic()
             return all(self.last_infos[vbucket].failover_log == log for vbucket, log in logs.items())
         return False

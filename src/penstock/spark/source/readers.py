@@ -173,10 +173,9 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch, from the options."""
+        # Spark's Python API cannot combine limits, so _limit_seqnos applies the limit of bytes too.
         if (most := self.options.max_changes_per_trigger) is not None:
-            return ReadMaxRows(
-                most
-            )  # _limit_seqnos applies the limit of bytes too: Spark's Python API cannot combine limits
+            return ReadMaxRows(most)
         if (most := self.options.max_bytes_per_trigger) is not None:
             return ReadMaxBytes(most)
         return ReadAllAvailable()
