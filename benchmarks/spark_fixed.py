@@ -19,10 +19,11 @@ def main() -> None:
     parser = make_parser(__doc__.partition("\n")[0])
     parser.add_argument("--changes", type=int, default=3_000_000)
     parser.add_argument("--vbuckets", type=int, default=1024)
+    parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--rounds", type=int, default=7)
     chosen = parser.parse_args()
     report = Report("Batch queries of Spark", chosen)
-    with run_node(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=100) as node:
+    with run_node(vbuckets=chosen.vbuckets, changes=chosen.changes, value_bytes=chosen.value_bytes) as node:
         spark = local_session(2)
         for name, options in {"one vbucket": {"vbuckets": "7"}, "all vbuckets": {}}.items():
             url = f"couchbase://127.0.0.1:{node.port}"
