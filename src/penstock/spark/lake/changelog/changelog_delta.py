@@ -46,7 +46,7 @@ SLIM_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in (*IDENTITY, "event
 
 BATCH_ROWS = 65_536
 """Rows of a changelog that are read from disk at once."""
-POOL_BYTES = 64 << 20
+POOL_BYTES = 192 << 20
 """Size of the rows of one range that are held before superseded rows among them are dropped."""
 GROUPS = 8
 """Groups of vbuckets whose superseded rows are dropped one after the other: it needs a multiple of their memory."""
