@@ -241,6 +241,16 @@ def test_filter_keeps_its_collection_ids():
         consumer.give(refuse(request, Status.UNKNOWN_COLLECTION))
 
 
+@pytest.mark.parametrize(
+    ("uid", "value"), [(4, b'{"collections": ["8", "80"]}'), (6, b'{"collections": ["80"]}')], ids=["older", "newer"]
+)
+def test_planned_ids_are_requested_unless_a_newer_manifest_lacks_them(uid, value):
+    """A node with an older manifest than that of the plan may not know a new collection yet."""
+    content = {"selection": BOTH, "skips_missing": True, "planned": KNOWN._replace(uid=5)}
+    _, request = open_stream(known=WITH_NEW_AIRLINE._replace(uid=uid), **content)
+    assert request.value == value
+
+
 def test_stream_ends_when_all_its_collections_were_dropped():
     consumer, request = open_stream(selection=CollectionSelection("inventory"))
     ended = event(request, 5, SystemEventKind.COLLECTION_END, system_event.DroppedCollection(6, 9, HOTEL))

@@ -128,9 +128,14 @@ def planned(url: str, *filters: Filter, **options: str) -> list[Any]:
 
 def read_batch(url: str, *filters: Filter, **options: str) -> pa.Table:
     """Run a batch read as Spark does, each task in a new reader, and return the rows."""
+    return read_partitions(planned(url, *filters, **options), url, **options)
+
+
+def read_partitions(partitions: list[Any], url: str, **options: str) -> pa.Table:
+    """Run the tasks of a planned batch read, and return the rows."""
     source = DcpDataSource({"url": url, **options})
     schema = source.schema()
-    rows = [batch for part in planned(url, *filters, **options) for batch in source.reader(schema).read(part)]
+    rows = [batch for part in partitions for batch in source.reader(schema).read(part)]
     return pa.Table.from_batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
 

@@ -1,5 +1,8 @@
 """A node restarts during a query: the planner and the tasks wait until the node serves its bucket again."""
 
+from functools import partial
+from typing import NamedTuple
+
 import pyarrow as pa
 import pytest
 
@@ -9,7 +12,7 @@ from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from tests.client.restarting import STAGES, InterruptingServer, RestartingServer
 from tests.client.test_collections import change
-from tests.spark.buckets import Documents, MicroBatches
+from tests.spark.buckets import Documents, MicroBatches, planned, read_partitions
 
 
 @pytest.fixture
@@ -118,42 +121,83 @@ DROPPED = [
 ]
 
 
-@pytest.mark.parametrize(("selected", "dropped", "left"), DROPPED, ids=str)
-def test_collection_is_dropped_before_the_stream_request(node, follow, selected, dropped, left):
-    """A task has read the names, and then their ids no longer exist. Without names the whole scope is dropped."""
+@pytest.fixture
+def collections(node):
+    """The collections s.ales and s.stouts of the node, with documents."""
     with InterruptingServer(node) as server, Documents.of(node.url("beer")) as documents:
-
-        def store(collection, *keys):
-            documents.loop.run(documents.bucket.upsert_many([(key, b"v") for key in keys], collection=collection))
-
-        def create(*names):
-            for name in names:
-                change(node, lambda manifest, name=name: manifest.with_collection("s", name))
-
-        def drop():
-            for name in dropped:
-                change(node, lambda manifest, name=name: manifest.without_collection("s", name))
-            create(*dropped)
-            if not dropped:
-                change(node, lambda manifest: manifest.without_scope("s"))
-                change(node, lambda manifest: manifest.with_scope("s"))
-                create("ales", "stouts")
-
+        collections = DroppedCollections(node, server, documents)
         change(node, lambda manifest: manifest.with_scope("s"))
-        create("ales", "stouts")
-        store("s.ales", *(f"old-{n}" for n in range(9)))
-        store("s.stouts", "stout")
-        query: MicroBatches = follow(server.url(), **selected)
-        tables = query.all()
-        store("s.ales", "later", "old-1")
-        store("s.stouts", "second")
-        server.interrupt = drop
-        tables += query.all()
-        assert server.interrupt is None
-        assert current_keys(tables) == left
-        store("s.ales", "new")
-        tables += query.all()
-        assert current_keys(tables) == sorted([*left, "new"])
+        collections.create("ales", "stouts")
+        collections.store("ales", *(f"old-{n}" for n in range(9)))
+        collections.store("stouts", "stout")
+        yield collections
+
+
+class DroppedCollections(NamedTuple):
+    """Collections of the scope s that are dropped during a read, and a server that interrupts a read."""
+
+    node: Node
+    server: InterruptingServer
+    documents: Documents
+
+    def store(self, collection, *keys):
+        values = [(key, b"v") for key in keys]
+        self.documents.loop.run(self.documents.bucket.upsert_many(values, collection=f"s.{collection}"))
+
+    def create(self, *names):
+        for name in names:
+            change(self.node, lambda manifest, name=name: manifest.with_collection("s", name))
+
+    def drop(self, *names):
+        """Drop collections; without names the whole scope."""
+        for name in names:
+            change(self.node, lambda manifest, name=name: manifest.without_collection("s", name))
+        if not names:
+            change(self.node, lambda manifest: manifest.without_scope("s"))
+
+    def recreate(self, *names):
+        """Drop collections and create them again; without names the whole scope."""
+        self.drop(*names)
+        if not names:
+            change(self.node, lambda manifest: manifest.with_scope("s"))
+        self.create(*(names or ("ales", "stouts")))
+
+
+@pytest.mark.parametrize(("selected", "dropped", "left"), DROPPED, ids=str)
+def test_collection_is_dropped_before_the_stream_request(collections, follow, selected, dropped, left):
+    """A task has read the names, and then their ids no longer exist. Without names the whole scope is dropped."""
+    server = collections.server
+    query: MicroBatches = follow(server.url(), **selected)
+    tables = query.all()
+    collections.store("ales", "later", "old-1")
+    collections.store("stouts", "second")
+    server.interrupt = partial(collections.recreate, *dropped)
+    tables += query.all()
+    assert server.interrupt is None
+    assert current_keys(tables) == left
+    collections.store("ales", "new")
+    tables += query.all()
+    assert current_keys(tables) == sorted([*left, "new"])
+
+
+@pytest.mark.parametrize("moment", ["before the task", "before its stream request"])
+@pytest.mark.parametrize(("selected", "dropped", "left"), DROPPED, ids=str)
+def test_batch_read_leaves_out_a_collection_that_is_dropped_meanwhile(collections, selected, dropped, left, moment):
+    url = collections.server.url()
+    collections.store("stouts", "second")
+    partitions = planned(url, **selected)
+    if moment == "before the task":
+        collections.drop(*dropped)
+    else:
+        collections.server.interrupt = partial(collections.recreate, *dropped)
+    assert current_keys([read_partitions(partitions, url, **selected)]) == left
+    assert collections.server.interrupt is None
+
+
+@pytest.mark.parametrize("selected", [{"collections": "s.ales,s.porters"}, {"scope": "t"}], ids=str)
+def test_batch_read_of_names_that_the_bucket_does_not_have(collections, selected):
+    with pytest.raises(NoSuchCollection, match=r"the bucket has no (collection 's\.porters'|scope 't')"):
+        planned(collections.server.url(), **selected)
 
 
 def current_keys(tables):

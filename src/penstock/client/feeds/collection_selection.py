@@ -162,6 +162,24 @@ class CollectionSelection:
             if ((scope, name) in names if names is not None else self.scope in ("", scope))
         )
 
+    def keep_selected(self, known: KnownCollections) -> KnownCollections:
+        """Return the selected scope and collections, which are enough for `choose_request`."""
+        names = {*self.list_names()}
+        scopes = {scope for scope, _ in names} if names else {self.scope}
+        return known._replace(
+            scopes={name: each for name, each in known.scopes.items() if name in scopes},
+            collections={name: each for name, each in known.collections.items() if name in names},
+        )
+
+    def check_names(self, known: KnownCollections) -> None:
+        """Check that a node has the selected scope and collections.
+
+        Raises:
+            NoSuchCollection: it lacks one of them.
+        """
+        if missing := self.choose_request(known).missing:
+            raise NoSuchCollection(f"the bucket has no {missing[0]}")
+
     def choose_request(self, known: KnownCollections) -> RequestedCollections:
         """Return the collections to request. They are more than the selected ones while a selected name has no id.
 
@@ -236,6 +254,8 @@ class StreamContent:
             dropped before the request of a stream. If not, they are an error.
         follows_names: whether the streams go on after the end of a selected collection, and read a later one with its
             name. If not, they read the collections that have the names at first, and end with them.
+        planned: the selected collections when the streams were planned. Later ones with their names are not read. None:
+            the streams read those that have the names when they begin.
     """
 
     selection: CollectionSelection | None = None
@@ -246,6 +266,7 @@ class StreamContent:
     change_filter: ChangeFilter = ALL_CHANGES
     skips_missing: bool = False
     follows_names: bool = False
+    planned: KnownCollections | None = None
 
 
 PLAIN_CONTENT = StreamContent()
@@ -255,22 +276,27 @@ PLAIN_CONTENT = StreamContent()
 class CollectionFilter:
     """The collections that a consumer requests, over one connection after another.
 
+    Args:
+        selection: the selected collections.
+        content: the other rules of the streams.
+
     Attributes:
         outdated: numbers of the connections whose node must be asked for its collections before the next request.
         wide_vbuckets: the vbuckets whose last request was wide, see RequestedCollections.
     """
 
-    def __init__(
-        self, selection: CollectionSelection, *, follows_names: bool = False, skips_missing: bool = False
-    ) -> None:
+    def __init__(self, selection: CollectionSelection, content: StreamContent = PLAIN_CONTENT) -> None:
         self.outdated: set[int] = set()
         self.wide_vbuckets: set[int] = set()
         self._selection = selection
-        self._follows_names = follows_names
-        self._skips_missing = skips_missing
+        self._follows_names = content.follows_names
+        self._skips_missing = content.skips_missing
         self._selected = frozenset(selection.list_names())
         self._names: CollectionNames | None = None
-        self._first, self._first_uid = EVERYTHING, 0
+        self._first: RequestedCollections | None = None
+        self._first_uid = 0
+        if content.planned is not None:
+            self._first, self._first_uid = selection.choose_request(content.planned), content.planned.uid
         self._requests: dict[int, RequestedCollections] = {}
         self._dropped_collections: set[int] = set()
         """Ids whose end has arrived. The manifest of a node may be older than its vbuckets after a failover."""
@@ -304,14 +330,14 @@ class CollectionFilter:
         if self._follows_names:
             left = known.without_ids(self._dropped_scopes, self._dropped_collections)
             self._requests[connection_id] = self._selection.choose_request(left)
-        elif self._names is None:
+        elif self._first is None:
             # Only once: a later collection with the same name has another id, and its changes continue no stream.
-            self._first = self._selection.choose_request(known)
-            self._first_uid = known.uid
             if self._skips_missing and self._selection.collections and (found := self._selection.find_ids(known)):
                 self._first = RequestedCollections(ids=found)
-            if self._first.missing:
-                raise NoSuchCollection(f"the bucket has no {self._first.missing[0]}")
+            else:
+                self._selection.check_names(known)
+                self._first = self._selection.choose_request(known)
+            self._first_uid = known.uid
         elif self._skips_missing and known.uid > self._first_uid:  # ids that an older manifest lacks are new
             self._first, self._first_uid = self._first.keep_existing(known), known.uid
         self._names = self._names or CollectionNames()
@@ -326,7 +352,7 @@ class CollectionFilter:
 
     def take_request(self, vbucket: int, connection_id: int) -> RequestedCollections:
         """Return the collections for the request of a vbucket's stream, which is sent now."""
-        requested = self._requests.get(connection_id, self._first)
+        requested = self._requests.get(connection_id) or self._first or EVERYTHING
         (self.wide_vbuckets.add if requested.missing else self.wide_vbuckets.discard)(vbucket)
         return requested
 

@@ -64,10 +64,7 @@ class Feed(ConsumerFeed):
         rules = DIALECT_RULES[dialect]
         output = StreamOutput(window, flow_control=rules.flow_control, deliver_positions=deliver_positions)
         state = FeedState(dialect, vbuckets, window, output)
-        selection, follows_names, skips = content.selection, content.follows_names, content.skips_missing
-        self._filter = (
-            None if selection is None else CollectionFilter(selection, follows_names=follows_names, skips_missing=skips)
-        )
+        self._filter = None if content.selection is None else CollectionFilter(content.selection, content)
         self._streams = StreamSet(state, output, targets, end_rule)
         self._requests = StreamRequests(state, self._streams, self._filter)
         self._acknowledged = output

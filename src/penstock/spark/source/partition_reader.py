@@ -7,6 +7,7 @@ changes of that vbucket. The next plan sees the same history, and rolls back.
 from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Generator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
@@ -18,7 +19,7 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import generate_stream_name
 from penstock.client.connect.handshake import Purpose
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.feeds.collection_selection import StreamContent
+from penstock.client.feeds.collection_selection import KnownCollections, StreamContent
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.read_ahead import LentItem
@@ -63,6 +64,8 @@ class ChangePartition(InputPartition):
         shape: columns and rows of the result.
         node: the only node to connect to, which has all the vbuckets. None: the cluster map of any host names the
             nodes.
+        planned: the selected collections when the batch was planned; those that were dropped since have no rows. None:
+            the task asks for them.
     """
 
     address: Address
@@ -71,6 +74,7 @@ class ChangePartition(InputPartition):
     dialect: Dialect = Dialect.DCP
     shape: Shape = field(default_factory=Shape)
     node: Endpoint | None = None
+    planned: KnownCollections | None = None
 
     def __post_init__(self) -> None:
         super().__init__(None)
@@ -144,7 +148,8 @@ async def _stream_changes(
         selection=make_selection(address, dialect),
         xattrs=dialect is Dialect.DCP and address.options.xattrs and shape.needs_xattrs,
         values=shape.needs_values,
-        skips_missing=not partition.is_final,
+        skips_missing=True,
+        planned=partition.planned,
     )
     purpose = Purpose(
         stream_name=generate_stream_name(),
@@ -166,7 +171,7 @@ async def _stream_changes(
     # A node whose manifest is older still sends changes of these collections.
     ended = pa.array({each for read in partition.range.reads for each in read.ended}, pa.int64())
     async with ChangeStream(address, feed, pool=sessions) as stream:
-        while (delivery := await _next_delivery(stream, partition)) is not None:
+        while (delivery := await _next_delivery(stream)) is not None:
             rows = delivery.batch
             if len(ended):
                 rows = rows.filter(pc.invert(pc.is_in(rows["collection_id"], value_set=ended)))
@@ -178,18 +183,11 @@ async def _stream_changes(
             raise Error(f"vbucket {stream.given_up[0]} got another history while it was read; run the job again")
 
 
-async def _next_delivery(stream: ChangeStream, partition: ChangePartition) -> Delivery | None:
-    """Return the next delivery; None at the end, and if the bucket has none of the selected collections now.
-
-    Raises:
-        NoSuchCollection: it has none of them, and no later plan waits for them.
-    """
-    try:
+async def _next_delivery(stream: ChangeStream) -> Delivery | None:
+    """Return the next delivery; None at the end, and if the bucket has none of the selected collections now."""
+    with suppress(NoSuchCollection):
         return await stream.next_delivery()
-    except NoSuchCollection:
-        if partition.is_final:
-            raise
-        return None
+    return None
 
 
 class _BatchJoiner:

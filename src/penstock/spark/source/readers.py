@@ -27,8 +27,9 @@ from pyspark.sql.types import StructType
 from penstock.client.connect.address import Address, RecreatedBucket
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.discovery.endpoint import Endpoint as NodePlace
+from penstock.client.feeds.collection_selection import KnownCollections
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.errors import BucketRecreated, Error, NoSuchCollection
+from penstock.errors import BucketRecreated, Error
 from penstock.spark.source import batch_planning, offsets
 from penstock.spark.source.batch_planning import PlanMemory, PlannedRollback
 from penstock.spark.source.offsets import (
@@ -72,20 +73,29 @@ class DcpReader(DataSourceReader):
             planner.check_dialect(self.options.dialect)
             if self.options.dialect is Dialect.TAP:
                 return [DumpPartition(self.options.address, shape)]
-            address, cluster = self._narrow_address(planner), planner.cluster
+            address, planned = self._choose_collections(planner)
+            cluster = planner.cluster
             infos = planner.read_infos(self.pushed.select_vbuckets(planner.vbuckets))
         start, end = self._plan_offsets(infos, cluster.vbuckets)
         _check_rollbacks(self.options, batch_planning.find_rollbacks(start, end, infos))
         reads = narrow_reads(offsets.derive_reads(start, end), self.pushed, infos)
-        return _make_partitions(self.options, address, shape, reads, cluster, is_final=True)
+        return _make_partitions(self.options, address, shape, reads, cluster, is_final=True, planned=planned)
 
-    def _narrow_address(self, planner: Planner) -> Address:
-        """Return the address with the collections that the filters can match."""
+    def _choose_collections(self, planner: Planner) -> tuple[Address, KnownCollections | None]:
+        """Return the address with the collections that the filters can match, and their present ids.
+
+        Raises NoSuchCollection if the bucket does not have a selected scope or collection.
+        """
         address, asked = self.options.address, self.options.selection
-        if asked is None or not self.pushed.has_collection_filters or (known := planner.read_collections()) is None:
-            return address
+        if asked is None or (asked.is_everything and not self.pushed.has_collection_filters):
+            return address, None
+        known = planner.read_collections()
+        if known is None:
+            return address, None
+        asked.check_names(known)
         wanted = self.pushed.narrow_selection(asked, known)
-        return replace(address, options=replace(address.options, scope=wanted.scope, collections=wanted.collections))
+        narrowed = replace(address.options, scope=wanted.scope, collections=wanted.collections)
+        return replace(address, options=narrowed), wanted.keep_selected(known)
 
     def _plan_offsets(self, infos: Mapping[int, VbucketInfo], count: int) -> tuple[Offset, Offset]:
         """Return start and end of the read."""
@@ -205,10 +215,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def _find_collection_ids(self, previous: Offset) -> tuple[int, ...] | None:
         """Return the present ids of the selected collections, ascending; None without a selection.
 
-        They must be read after the seqnos: then they include every collection with changes up to these seqnos.
-
-        Raises:
-            NoSuchCollection: the bucket has never had one of the collections during this query.
+        They must be read after the seqnos: then they include every collection with changes up to these seqnos. Raises
+        NoSuchCollection if the bucket has never had one of the collections during this query.
         """
         selection = self.options.selection
         if selection is None or selection.is_everything:
@@ -216,9 +224,8 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         known = self._connect().read_collections()
         if known is None:
             return None
-        missing = selection.choose_request(known).missing
-        if missing and previous.collection_ids is None:
-            raise NoSuchCollection(f"the bucket has no {missing[0]}")
+        if previous.collection_ids is None:
+            selection.check_names(known)
         return tuple(sorted(selection.find_ids(known)))
 
     def _find_requested(self, previous: Offset) -> dict[int, int]:
@@ -373,10 +380,12 @@ def _make_partitions(
     cluster: ClusterMap,
     *,
     is_final: bool,
+    planned: KnownCollections | None = None,
 ) -> list[InputPartition]:
     ranges = divide_reads(reads, options.max_partitions, options.min_partitions, cluster.owners)
     return [
-        ChangePartition(address, each, is_final, options.dialect, shape, _find_node(each, cluster)) for each in ranges
+        ChangePartition(address, each, is_final, options.dialect, shape, _find_node(each, cluster), planned)
+        for each in ranges
     ]
 
 
