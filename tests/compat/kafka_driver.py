@@ -15,6 +15,7 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable
 from itertools import count
 from mmap import mmap
 from pathlib import Path
@@ -28,25 +29,23 @@ from penstock.spark.dependents.position_file import PositionFile
 TRANSACTION_BYTES = 4 << 10
 """A transaction ends after so few records that a delta has many."""
 
+SMALL_QUEUE = {"queue.buffering.max.messages": 50, "linger.ms": 1}
+"""Properties with which a sink waits for the broker again and again."""
+
 STATES = ("between transactions", "in a transaction", "in a commit")
 """The states by their number in the file."""
 
 
-def kill() -> None:
+def kill_process() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def kill_after(text: str) -> None:
-    """Kill this process after a number of seconds, also while librdkafka runs."""
-    threading.Timer(float(text), kill).start()
-
-
-def observe(owner: Any, name: str, before: Any, after: Any = int) -> None:
-    """Call functions before and after each call of a method."""
+def observe(owner: Any, name: str, before: Callable[..., None], after: Callable[[], object] = int) -> None:
+    """Call functions before and after each call of a method; the first with the arguments."""
     called = getattr(owner, name)
 
     def call(*arguments: Any) -> Any:
-        before()
+        before(*arguments)
         result = called(*arguments)
         after()
         return result
@@ -57,34 +56,57 @@ def observe(owner: Any, name: str, before: Any, after: Any = int) -> None:
 class Killer:
     """Writes the state, and kills the process at the point."""
 
-    def __init__(self, point: str, state: mmap) -> None:
+    def __init__(self, point: str, state: mmap, kill: Callable[[], None]) -> None:
         self._kind, _, self._text = point.partition(":")
         self._state = state
+        self._kill = kill
         self._calls, self._commits = count(1), count(1)
 
-    def send(self) -> None:
+    def send(self, *_: Any) -> None:
         self._count_call()
         self._state[0] = 1
 
-    def begin_commit(self) -> None:
+    def begin_commit(self, *_: Any) -> None:
         self._count_call()
         self._state[0] = 2
         if next(self._commits) == 2 and self._kind == "commit":
-            kill_after(self._text)
+            self._kill_later()
 
     def end_commit(self) -> None:
         self._state[0] = 0
 
-    def write_position(self) -> None:
-        if self._kind == "position":
-            kill()
+    def write_position(self, file: PositionFile, *_: Any) -> None:
+        if self._kind == "position" and file.path.parent.name == kafka_sink.DIRECTORY:
+            self._kill()
 
     def _count_call(self) -> None:
         number = next(self._calls)
         if self._kind == "timer" and number == 1:
-            kill_after(self._text)
+            self._kill_later()
         if self._kind == "record" and number == int(self._text):
-            kill()
+            self._kill()
+
+    def _kill_later(self) -> None:
+        """Kill the process after a number of seconds, also while librdkafka runs."""
+        threading.Timer(float(self._text), self._kill).start()
+
+
+def watch_sinks(point: str, state: Path, kill: Callable[[], None]) -> None:
+    """Make the Kafka sinks of this process send small transactions, write their state, and end at the point.
+
+    Args:
+        point: the moment of the kill; sinks ignore other words.
+        state: the file of the state.
+        kill: kills the process, and those that end with it.
+    """
+    kafka_sink.TRANSACTION_BYTES = TRANSACTION_BYTES
+    state.write_bytes(b"\0")
+    with state.open("r+b") as file:
+        killer = Killer(point, mmap(file.fileno(), 1), kill)
+    for producer in (TransactionalProducer, FlushedProducer):
+        observe(producer, "send", killer.send)
+        observe(producer, "commit", killer.begin_commit, killer.end_commit)
+    observe(PositionFile, "write", killer.write_position)
 
 
 def make_sink(lake: Lake, broker: str, delivery: str) -> kafka_sink.KafkaSink:
@@ -93,20 +115,13 @@ def make_sink(lake: Lake, broker: str, delivery: str) -> kafka_sink.KafkaSink:
         brokers=(broker,),
         topic=f"beer-{delivery}",
         delivery=delivery,  # type: ignore[arg-type]
-        properties={"queue.buffering.max.messages": 50, "linger.ms": 1},
+        properties=SMALL_QUEUE,
     )
     return declared.open(lake)
 
 
 def drive(path: str, broker: str, delivery: str, point: str, state: str) -> None:
-    kafka_sink.TRANSACTION_BYTES = TRANSACTION_BYTES
-    Path(state).write_bytes(b"\0")
-    with Path(state).open("r+b") as file:
-        killer = Killer(point, mmap(file.fileno(), 1))
-    for producer in (TransactionalProducer, FlushedProducer):
-        observe(producer, "send", killer.send)
-        observe(producer, "commit", killer.begin_commit, killer.end_commit)
-    observe(PositionFile, "write", killer.write_position)
+    watch_sinks(point, Path(state), kill_process)
     lake = Lake(path)
     sink = make_sink(lake, broker, delivery)
     print("ready", flush=True)

@@ -6,24 +6,35 @@ The process counts from its start and kills itself in its third batch or third m
 - `committed`: they are committed, but Spark has not logged the end of the batch.
 - `merging`: the current table's files are written, but not committed.
 - `driver`: as `written`, but only the driver's Python is killed, and Spark's Java continues in the middle of a commit.
+- `sent`: the files are committed, and the Kafka sink has sent them, but Spark has not logged the end of the batch.
+- a point of `tests.compat.kafka_driver`: a moment of the Kafka sink, in any batch.
 - `never`: the process does not kill itself.
+
+The state of the Kafka sink is in a file beside FILE, see `tests.compat.kafka_driver`.
 """
 
 import os
 import signal
 import sys
+import threading
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
 from pyspark.sql.types import StructType
 
 from penstock.spark import Lake
+from penstock.spark.dependents.kinds.kafka_sink import DIRECTORY
+from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare_merge
+from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter, FileListWriter
+from tests.compat.kafka_driver import watch_sinks
 
+STATE_SUFFIX = ".kafka"
 POINT, DRIVER, BATCH = "PENSTOCK_TEST_POINT", "PENSTOCK_TEST_DRIVER", "PENSTOCK_TEST_BATCH"
 
 
@@ -31,6 +42,16 @@ def kill_all() -> None:
     """Kill the driver, Java and this process at once."""
     os.killpg(int(os.environ[DRIVER]), signal.SIGKILL)
     os.kill(os.getpid(), signal.SIGKILL)
+
+
+def wait_until_sent(lake: LakeDirectory) -> None:
+    """Wait until the Kafka sink has sent the newest version of the changelog."""
+    changelog = lake.changelog_table.open()
+    assert changelog is not None
+    (path,) = (lake.path / DIRECTORY).glob("*.json")
+    position = PositionFile(path, "")
+    while (position.read() or ("", -1))[1] < changelog.version():
+        threading.Event().wait(0.005)
 
 
 class KillingCommit(ChangelogWriter):
@@ -43,7 +64,9 @@ class KillingCommit(ChangelogWriter):
         if point == "driver":
             os.kill(int(os.environ[DRIVER]), signal.SIGKILL)
         super().commit(list(messages), batchId)
-        if point == "committed":
+        if point == "sent":
+            wait_until_sent(self.lake)
+        if point in ("committed", "sent"):
             kill_all()
 
 
@@ -80,6 +103,7 @@ def main(file: str, point: str) -> None:
     offsets = Lake(definition.lake).checkpoint / "offsets"
     known = [int(entry.name) for entry in offsets.iterdir() if entry.name.isdigit()] if offsets.exists() else []
     os.environ |= {POINT: point, DRIVER: str(os.getpid()), BATCH: str(max(known, default=-1) + 3)}
+    watch_sinks(point, Path(file).with_suffix(STATE_SUFFIX), kill_all)
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.runtime.changelog_sink.ChangelogSink", KillingSink)
     patch.setattr("penstock.spark.lake.current.current_table.merge_current", KillingMerge(point))
