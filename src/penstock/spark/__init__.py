@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from penstock.spark.dependents.dependent import Dependent, catch_up
     from penstock.spark.dependents.kinds.fulltext import FullText
     from penstock.spark.dependents.kinds.invalidation import Invalidation
+    from penstock.spark.dependents.kinds.kafka_sink import KafkaSink
     from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
     from penstock.spark.dependents.kinds.xdcr_target import XdcrTarget, replicate
     from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
@@ -45,6 +46,7 @@ __all__ = [
     "Error",
     "FullText",
     "Invalidation",
+    "KafkaSink",
     "Lake",
     "LakePosition",
     "LakeRefused",
@@ -87,6 +89,7 @@ _HOMES = {
     "DependentKind": "penstock.spark.dependents.registry",
     "FullText": "penstock.spark.dependents.kinds.fulltext",
     "Invalidation": "penstock.spark.dependents.kinds.invalidation",
+    "KafkaSink": "penstock.spark.dependents.kinds.kafka_sink",
     "Lake": "penstock.spark.lake.reading.lake",
     "LakePosition": "penstock.spark.lake.reading.lake_positions",
     "LakeStatus": "penstock.spark.pipeline.state.lake_status",

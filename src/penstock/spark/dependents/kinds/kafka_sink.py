@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import TYPE_CHECKING, Literal, Self, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from penstock.client.connect.address import Address
 from penstock.client.login.password_options import PasswordOptions
@@ -48,7 +48,7 @@ Delivery = Literal["exactly-once", "at-least-once"]
 
 
 class KafkaSink:
-    """Sends the changes of a lake's changelog to topics of Kafka.
+    """Sends the changes of a lake's changelog to topics of Kafka. Programs make one by `open`.
 
     Args:
         lake: the lake of the changelog.
@@ -94,6 +94,36 @@ class KafkaSink:
         self._encoder = EventEncoder(self.name, bucket)
         self._producer: RecordProducer | None = None
         self._position: SinkPosition | None = None
+
+    @classmethod
+    def open(cls, lake: LakeDirectory, name: str, *, brokers: Sequence[str], topic: str, **keys: Any) -> Self:
+        """Return a sink without a pipeline. It connects to the brokers when there are changes to send.
+
+        Raises UsageError if a value is invalid.
+
+        Args:
+            lake: the lake of the changelog.
+            name: the dependent's name, unique in the lake.
+            brokers: addresses of brokers, host:port.
+            topic: the topic of documents.
+            keys: other keys of a pipeline's Kafka sink, under the same names.
+        """
+        return cls.of_declaration(lake, KafkaKind(name=name, brokers=tuple(brokers), topic=topic, **keys))
+
+    @classmethod
+    def of_declaration(cls, lake: LakeDirectory, declared: KafkaKind) -> Self:
+        """Return the sink of a declaration for a lake."""
+        return cls(
+            lake,
+            declared.name,
+            declared.make_connection(),
+            declared.make_topics(),
+            bucket=declared.bucket or "",
+            delivery=declared.delivery,
+            before=declared.before,
+            tombstones=declared.tombstones,
+            timeout=declared.timeout,
+        )
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that was sent, None if nothing was sent. It does not ask Kafka."""
@@ -234,22 +264,12 @@ class KafkaKind(DependentKind):
     def __post_init__(self) -> None:
         check_declared_name("sink", self.name)
         check_limits(self)
-        self._make_topics()
-        self._make_connection()
+        self.make_topics()
+        self.make_connection()
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> KafkaSink:
         """Return the sink of this declaration for a lake."""
-        return KafkaSink(
-            lake,
-            self.name,
-            self._make_connection(),
-            self._make_topics(),
-            bucket=self.bucket or "",
-            delivery=self.delivery,
-            before=self.before,
-            tombstones=self.tombstones,
-            timeout=self.timeout,
-        )
+        return KafkaSink.of_declaration(lake, self)
 
     def describe(self) -> str:
         """Return topic and guarantee, for plans."""
@@ -257,7 +277,7 @@ class KafkaKind(DependentKind):
 
     def locate(self, lake: LakeDirectory) -> str:
         """Return the brokers."""
-        return self._make_connection().address
+        return self.make_connection().address
 
     def find_dataset(self) -> tuple[str, str]:
         """Return the first broker and the topic, as OpenLineage names topics."""
@@ -265,19 +285,21 @@ class KafkaKind(DependentKind):
 
     def check_source(self, source: Address) -> None:
         """Check that no two documents of the source can have the same topic and key. Raises UsageError if they can."""
-        self._make_topics().check_source(source.options)
+        self.make_topics().check_source(source.options)
 
     def bind_source(self, source: Address) -> Self:
         """Return the declaration with the source's bucket."""
         is_unique = self.unique_keys or len(source.options.collections) == 1
         return replace(self, bucket=self.bucket or source.bucket, unique_keys=is_unique)
 
-    def _make_topics(self) -> TopicNames:
+    def make_topics(self) -> TopicNames:
+        """Return the names of the topics. Raises UsageError if one is invalid."""
         return TopicNames.make(
             self.name, self.topic, self.rollback_topic, self.position_topic, unique_keys=self.unique_keys
         )
 
-    def _make_connection(self) -> KafkaConnection:
+    def make_connection(self) -> KafkaConnection:
+        """Return the brokers and the login. Raises UsageError if a key is invalid."""
         return KafkaConnection(**{each.name: getattr(self, each.name) for each in fields(KafkaConnection)})
 
     @classmethod
