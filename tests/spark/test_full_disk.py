@@ -8,7 +8,7 @@ from shutil import which
 import pytest
 
 from penstock.errors import DiskFull, Error
-from penstock.spark.pipeline.run.spark_failure import translate_full_disk
+from penstock.spark.storage.full_disk import translate_full_disk
 from tests.patience import PATIENCE
 
 ROOT = Path(__file__).parents[2]

@@ -31,13 +31,14 @@ from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.run.lake_checks import check_bucket, check_lake
 from penstock.spark.pipeline.run.source_run import SourceRun
-from penstock.spark.pipeline.run.spark_failure import translate_errors, translate_full_disk
+from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
 from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.spark_session import cluster_session, local_session
+from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_path import ObjectPath
 
 __all__ = ["run_pipeline"]
