@@ -18,13 +18,16 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.errors import UsageError
+from penstock.errors import DiskFull, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.json_paths import find_values
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.dependents.secondary import entry_files, index_table
+from penstock.spark.dependents.secondary import entries as entries_module
+from penstock.spark.dependents.secondary import entry_files, entry_merge, index_table, sorted_entries
 from penstock.spark.dependents.secondary.entries import PendingEntries
+from penstock.spark.storage.object_path import parse_place
+from penstock.spark.storage.scratch_file import ScratchFile
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import ROOT, append, model, rollback, row
@@ -106,13 +109,18 @@ def test_answers_equal_a_scan(rows, data):
 @settings(max_examples=scaled(25))
 @given(histories(), st.data())
 def test_files_stay_sorted(rows, data):
-    """Files are small, so that some are split, some are joined, and some stay."""
+    """Files are small, so that some are split, some are joined, and some stay. Merges may have little memory."""
     rows = valued(rows)
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
         patch.setattr(entry_files, "FILE_ROWS", 4)
         patch.setattr(entry_files, "SMALL_ROWS", 2)
         patch.setattr(entry_files, "GROUP_ROWS", 2)
+        if data.draw(st.booleans()):
+            patch.setattr(entries_module, "STEP_ROWS", 3)
+            patch.setattr(sorted_entries, "RUN_BYTES", 200)
+            patch.setattr(sorted_entries, "TABLE_BYTES", 100)
+            patch.setattr(entry_merge, "MARK_ROWS", 2)
         lake = Lake(directory)
         index = SecondaryIndex(lake, "n", "n", "long")
         for batch, (start, end) in enumerate(pairwise(ends)):
@@ -387,10 +395,34 @@ def test_commit_that_raises_after_landing_keeps_its_files(lake, index, monkeypat
     assert index.count_rows() == 1
 
 
+def test_full_disk_under_sorted_runs_is_reported_and_the_next_run_continues(lake, index, monkeypatch):
+    append(lake, 0, [city(n, f"Place {n}", b"%d" % n) for n in range(1, 10)])
+    with Path("/dev/full").open("r+b") as full, monkeypatch.context() as patch:
+        patch.setattr(sorted_entries, "RUN_BYTES", 1)
+        patch.setattr("tempfile.TemporaryFile", lambda **_: full)
+        with pytest.raises(DiskFull, match=r"^a disk is full while \S+/indexes is written \(No space left on device\)"):
+            catch_up(index, lake)
+    assert index.position() is None
+    assert catch_up(index, lake) == 0
+    assert index.count_rows() == 9
+
+
+def test_runs_of_an_object_store_lie_in_the_temporary_directory(monkeypatch, tmp_path):
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    scratch = ScratchFile(parse_place("s3://bucket/lake/indexes"))
+    tables = [pa.table({"n": [number, None]}) for number in range(3)]
+    places = [scratch.write(each) for each in tables]
+    assert [scratch.read(place) for place in reversed(places)] == tables[::-1]
+    scratch.close()
+    assert [*(tmp_path / "temporary").iterdir()] == []
+
+
 KILLED = """
 import os, signal, sys
 from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.dependents.secondary import sorted_entries
+from penstock.spark.storage.scratch_file import ScratchFile
 from penstock.spark import Lake
 
 lake = Lake(sys.argv[1])
@@ -402,19 +434,24 @@ def killed(*given):
         commit(*given)
     os.kill(os.getpid(), signal.SIGKILL)
 
-index.table.commit = killed
+if sys.argv[2] == "within":
+    sorted_entries.RUN_BYTES = 1
+    ScratchFile.read = killed
+else:
+    index.table.commit = killed
 catch_up(index, lake)
 """
 
 
 @pytest.mark.process
-@pytest.mark.parametrize("when", ["before", "after"])
+@pytest.mark.parametrize("when", ["within", "before", "after"])
 def test_index_continues_after_a_kill_around_its_commit(lake, index, when):
     append(lake, 0, [city(n, "Bonn", b"%d" % n) for n in range(1, 10)])
     catch_up(index, lake)
     append(lake, 1, [city(9 + n, "Ulm", b"%d" % n) for n in range(1, 5)])
     ran = subprocess.run([sys.executable, "-c", KILLED, lake.path, when], cwd=ROOT, timeout=PATIENCE, check=False)
     assert ran.returncode == -signal.SIGKILL
+    assert [path.name for path in index.table.path.parent.iterdir()] == ["city"]
     for _ in range(2):
         assert [index.lookup(name).num_rows for name in ("Bonn", "Ulm")] == [5, 4]
         assert catch_up(index, lake) == 1

@@ -7,7 +7,7 @@ part of a file, show whether a search needs it. A misfit has no value and comes 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,12 +17,14 @@ import pyarrow.compute as pc
 
 from penstock.spark.dependents.json_paths import extract_values
 from penstock.spark.dependents.value_types import ValueType
-from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.changelog_delta import CONTENT_SCHEMA, IDENTITY_SCHEMA, ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import IDENTITY, CollectionEnds, to_documents
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
 DOCUMENT_COLUMNS = ("key", "key_bytes", "vbucket", "collection_id", "scope", "collection", "seqno", "history")
 """The columns of an entry that identify its document, as in the current table."""
+STEP_ROWS, STEP_BYTES = 65_536, 16 << 20
+"""Changes, and their size, whose entries are made at once. Arrays may have many more entries than documents."""
 
 
 def make_entry_schema(kind: ValueType) -> pa.Schema:
@@ -32,15 +34,23 @@ def make_entry_schema(kind: ValueType) -> pa.Schema:
 
 
 def extract_entries(changes: pa.Table, names: tuple[str, ...], kind: ValueType) -> pa.Table:
-    """Return the sorted entries of the documents among changes: one for each different value that the path reaches."""
+    """Return the entries of the documents among changes, one for each different value that the path reaches.
+
+    Args:
+        changes: the newest changes of some documents, in CONTENT_SCHEMA.
+        names: the path.
+        kind: the type of the values.
+
+    Returns:
+        The entries in the order of the documents.
+    """
     documents = to_documents(changes)
     found = extract_values(documents["value"], names, kind)
     distinct = pa.table({"row": found.rows, "value": found.values, "misfit": found.misfits})
     if (np.diff(found.rows) == 0).any():  # a document has several values, and perhaps one of them twice
         distinct = distinct.group_by(distinct.column_names, use_threads=False).aggregate([])
     columns = documents.select(DOCUMENT_COLUMNS).take(distinct["row"])
-    entries = pa.table([distinct["value"], distinct["misfit"], *columns.columns], schema=make_entry_schema(kind))
-    return sort_entries(entries)
+    return pa.table([distinct["value"], distinct["misfit"], *columns.columns], schema=make_entry_schema(kind))
 
 
 def sort_entries(entries: pa.Table) -> pa.Table:
@@ -92,13 +102,33 @@ class PendingEntries:
         Returns:
             The pending changes.
         """
-        pending = cls.empty(kind)
-        parts = [pending]
+        return replace(cls._join([cls.empty(kind), *cls.collect_parts(delta, names, kind)]), rows=delta.rows)
+
+    @classmethod
+    def collect_parts(cls, delta: ChangelogDelta, names: tuple[str, ...], kind: ValueType) -> Iterator[PendingEntries]:
+        """Yield the pending changes of a delta in small parts, whose entries are not sorted.
+
+        Raises FileNotFoundError if a file was removed meanwhile.
+
+        Args:
+            delta: the delta.
+            names: the path.
+            kind: the type of the values.
+
+        Yields:
+            Some documents of one range. Documents that are rolled back or in ended collections repeat in each part.
+        """
         for part in delta.ranges:
-            read = delta.read_range(part)
-            slim = replace(read, changes=read.changes.select(IDENTITY))
-            parts.append(cls(slim, extract_entries(read.changes, names, kind), 0))
-        return replace(cls._join(parts), rows=delta.rows)
+            yield from cls._collect_range(delta.read_range(part, CONTENT_SCHEMA), names, kind)
+
+    @classmethod
+    def _collect_range(cls, delta: RangeDelta, names: tuple[str, ...], kind: ValueType) -> Iterator[PendingEntries]:
+        rows = max(1, delta.changes.num_rows)
+        step = max(1, min(STEP_ROWS, rows * STEP_BYTES // max(1, delta.changes.nbytes)))
+        for start in range(0, rows, step):
+            changes = delta.changes.slice(start, step)
+            slim = replace(delta, changes=changes.select(IDENTITY))
+            yield cls(slim, extract_entries(changes, names, kind), 0)
 
     @classmethod
     def empty(cls, kind: ValueType) -> PendingEntries:
@@ -113,13 +143,19 @@ class PendingEntries:
 
     @classmethod
     def _join(cls, parts: list[PendingEntries]) -> PendingEntries:
-        delta = [part.outdated for part in parts]
-        outdated = RangeDelta(
-            pa.concat_tables(each.changes for each in delta),
-            frozenset().union(*(each.rolled_back for each in delta)),
-            _end_collections(np.concatenate([each.collection_ends.collections for each in delta])),
-        )
+        outdated = join_outdated([part.outdated for part in parts])
         return cls(outdated, sort_entries(pa.concat_tables(part.entries for part in parts)), 0)
+
+
+def join_outdated(parts: Sequence[RangeDelta]) -> RangeDelta:
+    """Return deltas, of which only the identities matter, as one."""
+    return RangeDelta(
+        pa.concat_tables([IDENTITY_SCHEMA.empty_table(), *(each.changes for each in parts)]),
+        frozenset().union(*(each.rolled_back for each in parts)),
+        _end_collections(
+            np.concatenate([np.zeros(0, np.int64), *(each.collection_ends.collections for each in parts)])
+        ),
+    )
 
 
 def _end_collections(collections: npt.NDArray[np.int64]) -> CollectionEnds:

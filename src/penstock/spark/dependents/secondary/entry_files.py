@@ -15,8 +15,6 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
-from penstock.spark.dependents.secondary.entries import PendingEntries, count_up_to, sort_entries
-from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
 from penstock.spark.lake.tables.data_files import DataFile, remove_files
 from penstock.spark.lake.tables.delta_table import UNPARTITIONED
 from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
@@ -49,6 +47,10 @@ class EntryWriter:
     def pending_rows(self) -> int:
         """Number of entries that are not written yet."""
         return sum(entries.num_rows for entries in self._pending)
+
+    def is_joined(self, rows: int) -> bool:
+        """Return whether the pending entries and those of a file with so many rows must go into the same files."""
+        return self.pending_rows > 0 and min(self.pending_rows, rows) < SMALL_ROWS
 
     def write(self, entries: pa.Table) -> None:
         """Add entries, which must follow the earlier entries in their order."""
@@ -158,6 +160,7 @@ class FilePart:
         path: the file.
         groups: numbers of the row groups.
         total_groups: number of row groups in the file.
+        rows: number of entries in the file.
         highest: the greatest value in the file, None if it has only misfits.
         has_misfits: whether the file has misfits. All later files then have only misfits.
     """
@@ -165,6 +168,7 @@ class FilePart:
     path: LakePath
     groups: tuple[int, ...]
     total_groups: int
+    rows: int
     highest: Any
     has_misfits: bool
 
@@ -205,13 +209,14 @@ def select_parts(root: LakePath, files: list[str], low: pa.Scalar | None, high: 
     for name in files:
         with open_parquet(root / name) as file:
             bounds = [_read_bounds(file, group) for group in range(file.num_row_groups)]
+            rows = file.metadata.num_rows
             has_misfits = any(_read_statistics(file, group).null_count for group in range(file.num_row_groups))
         groups = tuple(group for group, each in enumerate(bounds) if _overlaps(each, low, high))
         if groups:
             known = [each for each in bounds if each is not None]
             highest = known[-1][1] if known else None
             place = (not known, *(known[0][:1] if known else ()), highest)
-            found.append((place, FilePart(root / name, groups, len(bounds), highest, has_misfits)))
+            found.append((place, FilePart(root / name, groups, len(bounds), rows, highest, has_misfits)))
     return [part for _, part in sorted(found, key=lambda each: each[0])]
 
 
@@ -235,39 +240,3 @@ def _overlaps(bounds: tuple[Any, Any] | None, low: pa.Scalar | None, high: pa.Sc
     if bounds is None:
         return low is None and high is None
     return (low is None or bounds[1] >= low.as_py()) and (high is None or bounds[0] <= high.as_py())
-
-
-def merge_entries(parts: list[FilePart], pending: PendingEntries, writer: EntryWriter) -> list[str]:
-    """Write the valid entries of files and the pending entries, sorted. A file stays if none of its entries changes.
-
-    Args:
-        parts: all parts of a table, lowest values first.
-        pending: the pending entries.
-        writer: writes the entries.
-
-    Returns:
-        Names of the files that were replaced.
-    """
-    replaced = []
-    new_entries = pending.entries
-    for part in parts:
-        with open_parquet(part.path) as file:
-            kept = pc.invert(pending.outdated.mark_outdated(file.read(columns=LOOKUP_COLUMNS)))
-            # Entries between two files go into the later file, but none behind misfits. Misfits go into the last file.
-            highest = None if part.has_misfits else _make_scalar(part.highest, new_entries)
-            here = new_entries.num_rows if part is parts[-1] else count_up_to(new_entries, highest)
-            small = min(writer.pending_rows, len(kept)) < SMALL_ROWS
-            if kept.true_count == len(kept) and not here and not (writer.pending_rows and small):
-                # This file stays, so entries above it must begin a file of their own.
-                writer.finish_file()
-                continue
-            entries = file.read()
-        replaced.append(part.path.name)
-        writer.write(sort_entries(pa.concat_tables([entries.filter(kept), new_entries.slice(0, here)])))
-        new_entries = new_entries.slice(here)
-    writer.write(new_entries)
-    return replaced
-
-
-def _make_scalar(value: Any, entries: pa.Table) -> pa.Scalar | None:
-    return None if value is None else pa.scalar(value, entries.schema.field("value").type)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterable
 from dataclasses import replace
 
 from deltalake import DeltaTable
@@ -11,7 +12,9 @@ from penstock.errors import UsageError
 from penstock.spark.dependents.checks import refuse_missing_index, validate_name
 from penstock.spark.dependents.json_paths import parse_path
 from penstock.spark.dependents.secondary.entries import PendingEntries, make_entry_schema
-from penstock.spark.dependents.secondary.entry_files import EntryWriter, merge_entries, select_parts
+from penstock.spark.dependents.secondary.entry_files import EntryWriter, select_parts
+from penstock.spark.dependents.secondary.entry_merge import OutdatedEntries, merge_entries
+from penstock.spark.dependents.secondary.sorted_entries import EntrySorter
 from penstock.spark.dependents.value_types import find_value_type
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS, ChangelogDelta, RangeDelta
 from penstock.spark.lake.current.current_table import read_merged_version
@@ -20,6 +23,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import vacuum_table
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_client import find_store_options
 from penstock.spark.storage.object_files import read_parquet
 
@@ -98,8 +102,9 @@ class IndexTable:
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Merge a delta into the table, in one commit with the version that it reaches."""
         table = self.open()
-        pending = PendingEntries.collect(delta, self.names, self.kind)
-        self._merge(table, pending, (delta.changelog_id, delta.version), is_full=delta.is_full)
+        parts = PendingEntries.collect_parts(delta, self.names, self.kind)
+        with translate_full_disk(str(self.table.path)):
+            self._merge(table, parts, (delta.changelog_id, delta.version), is_full=delta.is_full)
         opened = self.table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
             self.table.remove_unused_files()
@@ -121,7 +126,7 @@ class IndexTable:
         rows, files = self.count_rows(), 0
         if self._holds_documents(table, erased):
             pending = replace(PendingEntries.empty(self.kind), outdated=erased)
-            files = self._merge(table, pending, position, is_full=False)
+            files = self._merge(table, [pending], position, is_full=False)
         remove_old_logs(self.table)
         return rows - self.count_rows(), files
 
@@ -134,7 +139,12 @@ class IndexTable:
         return any(erased.mark_outdated(read_parquet(path, list(LOOKUP_COLUMNS))).true_count for path in paths)
 
     def _merge(
-        self, table: DeltaTable | None, pending: PendingEntries, transaction: tuple[str, int], *, is_full: bool
+        self,
+        table: DeltaTable | None,
+        pending: Iterable[PendingEntries],
+        transaction: tuple[str, int],
+        *,
+        is_full: bool,
     ) -> int:
         """Merge pending entries into the table, in one commit.
 
@@ -143,12 +153,15 @@ class IndexTable:
         """
         before = self.table.list_files(table) if table is not None else []
         replaced = [file.path for file in before]
-        with EntryWriter(self.table.path) as writer:
-            if is_full:
-                writer.write(pending.entries)
-            else:
-                replaced = merge_entries(select_parts(self.table.path, replaced, None, None), pending, writer)
+        files = select_parts(self.table.path, replaced, None, None) if not is_full else []
+        with EntrySorter(self.table.path.parent, self.table.schema) as sorter, EntryWriter(self.table.path) as writer:
+            outdated = OutdatedEntries(files)
+            for part in pending:
+                outdated.add(part.outdated)
+                sorter.add(part.entries)
+            rewritten = merge_entries(files, outdated, sorter.read(), writer)
             added = writer.close()
+        replaced = replaced if is_full else rewritten
         removed = [file for file in before if file.path in set(replaced)]
         try:
             self.table.commit(table, transaction, added, removed, {DEFINITION: self.definition})

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -43,6 +44,8 @@ ALIVE_SCHEMA = IDENTITY_SCHEMA.append(pa.field("alive", pa.bool_()))
 """Documents, each with whether any of its changes survives."""
 SLIM_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in (*IDENTITY, "event", "seqno", "history")])
 """The columns that decide which change of a document is the newest, without values."""
+CONTENT_SCHEMA = pa.schema([*SLIM_SCHEMA, *(MERGE_SCHEMA.field(name) for name in ("value", "scope", "collection"))])
+"""The columns of a change that an index of the documents' content needs."""
 
 BATCH_ROWS = 65_536
 """Rows of a changelog that are read from disk at once."""
@@ -66,6 +69,13 @@ class RangeDelta:
     changes: pa.Table
     rolled_back: frozenset[int]
     collection_ends: CollectionEnds
+
+    def find_vbuckets(self) -> npt.NDArray[np.int64]:
+        """Return the vbuckets of the documents that no longer count or have a change in this delta."""
+        rolled_back = np.fromiter(self.rolled_back, np.int64)
+        return np.unique(
+            np.concatenate([self.changes["vbucket"].to_numpy(), rolled_back, self.collection_ends.collections >> 32])
+        )
 
     def mark_outdated(self, documents: pa.Table) -> pa.Array:
         """Return a mask of the known documents that no longer count or have a change in this delta.

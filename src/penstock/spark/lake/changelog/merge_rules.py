@@ -214,7 +214,7 @@ def fill_collection_ids(rows: pa.Table) -> pa.Table:
 
 
 def to_documents(changes: pa.Table) -> pa.Table:
-    """Return the mutations among the changes as rows of the current table."""
+    """Return the mutations among the changes as rows of the current table, without columns that the changes lack."""
     rows = _select_rows(changes, pc.equal(changes["event"], Event.MUTATION))
     try:
         key, rest = rows["key"].cast(pa.string()), pa.nulls(rows.num_rows, pa.binary())
@@ -224,7 +224,8 @@ def to_documents(changes: pa.Table) -> pa.Table:
         key = pc.if_else(valid, rows["key"], nothing).cast(pa.string())
         rest = pc.if_else(valid, nothing, rows["key"])
     columns = {name: rows[name] for name in rows.column_names} | {"key": key, "key_bytes": rest}
-    return pa.table({name: columns[name] for name in CURRENT_COLUMNS.names}, schema=CURRENT_COLUMNS)
+    schema = pa.schema([field for field in CURRENT_COLUMNS if field.name in columns])
+    return pa.table([columns[name] for name in schema.names], schema=schema)
 
 
 def read_keys(documents: pa.Table) -> pa.ChunkedArray:
