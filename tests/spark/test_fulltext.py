@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from penstock.errors import Error, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
+from penstock.spark.dependents.kinds import fulltext
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from tests.examples import scaled
@@ -93,7 +94,8 @@ def test_answers_equal_a_scan(rows, sentences, data):
             document = {"name": texts[0], "n": place, "more": [texts[1], {"hop": texts[2]}]}
             change["value"] = b"hop, but no JSON" if place % 13 == 12 else json.dumps(document).encode()
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=5)), 0, len(rows)})
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(fulltext, "CHUNK_ROWS", 3)
         lake = Lake(directory)
         whole, names = FullText(lake, "all"), FullText(lake, "names", ["name"])
         for batch, (start, end) in enumerate(pairwise(ends)):

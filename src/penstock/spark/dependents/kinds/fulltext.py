@@ -21,8 +21,8 @@ from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, refuse_missing_index, validate_name
 from penstock.spark.dependents.json_paths import find_values, parse_json, parse_path
 from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
-from penstock.spark.lake.changelog.merge_rules import read_keys, to_documents
+from penstock.spark.lake.changelog.changelog_delta import CONTENT_SCHEMA, ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.merge_rules import IDENTITY, read_keys, to_documents
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.local_copy import LocalCopy
@@ -142,7 +142,7 @@ class FullText:
                 connection.execute("DELETE FROM documents")
             rows = 0 if delta.is_full else settings.get("rows", 0)
             for part in delta.ranges:
-                rows += self._apply_range(connection, delta.read_range(part), is_full=delta.is_full)
+                rows += self._apply_range(connection, delta.read_range(part, CONTENT_SCHEMA), is_full=delta.is_full)
             _write_settings(connection, changelog=delta.changelog_id, version=delta.version, rows=rows)
             connection.execute("COMMIT")
         return True
@@ -281,24 +281,23 @@ class FullText:
     def _apply_range(self, connection: sqlite3.Connection, delta: RangeDelta, *, is_full: bool) -> int:
         """Return how many more documents have text after the changes of a vbucket range."""
         removed = 0 if is_full else _remove_outdated(connection, delta)
-        documents = to_documents(delta.changes)
         newest = connection.execute("SELECT coalesce(max(id), 0) FROM documents").fetchone()[0]
         new = connection.executemany(
             'INSERT INTO documents (vbucket, collection_id, "key", scope, collection, history, seqno, "text")'
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            self._make_rows(documents),
+            self._make_rows(delta.changes),
         ).rowcount
         # FTS5 does not follow changes of a content table by itself.
         connection.execute('INSERT INTO search (rowid, "text") SELECT id, "text" FROM documents WHERE id > ?', [newest])
         return max(new, 0) - removed
 
-    def _make_rows(self, documents: pa.Table) -> Iterator[tuple[Any, ...]]:
+    def _make_rows(self, changes: pa.Table) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each document that has text."""
-        key = read_keys(documents)
         columns = ["vbucket", "collection_id", "scope", "collection", "history", "seqno", "value"]
-        rows = documents.select(columns).add_column(2, "key", key)
-        for batch in rows.to_batches(max_chunksize=CHUNK_ROWS):
-            for *head, value in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+        for start in range(0, changes.num_rows, CHUNK_ROWS):
+            documents = to_documents(changes.slice(start, CHUNK_ROWS))
+            rows = documents.select(columns).add_column(2, "key", read_keys(documents))
+            for *head, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 if text := self._extract_text(value):
                     yield (*head, text)
 
@@ -356,8 +355,9 @@ def _remove_outdated(connection: sqlite3.Connection, delta: RangeDelta) -> int:
     connection.executemany(gone, ((vbucket,) for vbucket in sorted(delta.rolled_back)))
     ended = ((place >> 32, place & 0xFFFF_FFFF) for place in delta.collection_ends.collections.tolist())
     connection.executemany(f"{gone} AND collection_id = ?", ended)
-    changed = (delta.changes[name].to_pylist() for name in ("vbucket", "collection_id", "key"))
-    connection.executemany(f'{gone} AND collection_id = ? AND "key" = ?', zip(*changed, strict=True))
+    for batch in delta.changes.select(IDENTITY).to_batches(max_chunksize=CHUNK_ROWS):
+        changed = (column.to_pylist() for column in batch.columns)
+        connection.executemany(f'{gone} AND collection_id = ? AND "key" = ?', zip(*changed, strict=True))
     # Before the documents are deleted, because FTS5 needs their old text.
     connection.execute(
         'INSERT INTO search (search, rowid, "text") SELECT \'delete\', id, "text" FROM documents'
