@@ -2,7 +2,7 @@
 
 A process writes the rows through the lake's own writer, without node and Spark. Each key has four changes on average,
 one of sixteen is a deletion. Then each operation runs in a process of its own, so that its peak of memory is its own.
-`--rows 100000000` needs about 2 GB of disk, and minutes.
+`--rows 100000000` needs about 5 GB of disk, and minutes.
 """
 
 from __future__ import annotations
@@ -115,12 +115,23 @@ def fill_lake(lake: Lake, rows: int) -> int:
 
 def append_more(lake: Lake, rows: int) -> int:
     """Append one batch more, which changes keys of the earlier ones."""
+    return _append_changes(lake, rows, max(1, rows // 100), 1)
+
+
+def change_all(lake: Lake, rows: int) -> int:
+    """Change each document once."""
+    changes = max(1, rows // CHANGES_OF_A_KEY)
+    batch_rows = min(1_000_000, changes)
+    return _append_changes(lake, rows, batch_rows, -(-changes // batch_rows))
+
+
+def _append_changes(lake: Lake, rows: int, batch_rows: int, batches: int) -> int:
     position = lake.position()
     assert position is not None
-    more = Bucket(lake, rows, max(1, rows // 100))
+    more = Bucket(lake, rows, batch_rows)
     more._seqnos = np.array([each.seqno for each in position.offset.vbuckets])
-    more.append_batches(position.batch + 1, 1)
-    return max(1, rows // 100)
+    more.append_batches(position.batch + 1, batches)
+    return batch_rows * batches
 
 
 def merge(lake: Lake, rows: int) -> int:
@@ -139,7 +150,7 @@ def read_as_of(lake: Lake, rows: int) -> int:
     return sum(batch.num_rows for batch in lake.as_of_batches(middle))
 
 
-def build_index(lake: Lake, rows: int) -> int:
+def update_index(lake: Lake, rows: int) -> int:
     index = SecondaryIndex(lake, "by_n", "n", "long")
     catch_up(index, lake)
     return index.count_rows()
@@ -157,8 +168,10 @@ OPERATIONS: dict[str, tuple[str, Callable[[Lake, int], int]]] = {
     "catch-up": ("merge of this batch, rows", merge),
     "current": ("read current, documents", read_current),
     "as-of": ("read the state at the middle, documents", read_as_of),
-    "index": ("build an index, entries", build_index),
+    "index": ("build an index, entries", update_index),
     "find": ("find by the index, documents", find_by_index),
+    "change": ("write a change of each document, rows", change_all),
+    "index-merge": ("merge these changes into the index, entries", update_index),
 }
 
 
