@@ -73,10 +73,10 @@ def rate(metric: str, selector: str, *by: str) -> str:
     return f"sum by ({', '.join(by)}) (rate({metric}{selector}[$__rate_interval]))"
 
 
-def quantile(metric: str, selector: str, part: float) -> str:
-    """Return the expression of a histogram's quantile for each bucket of a node."""
+def quantile(metric: str, selector: str, part: float, *by: str) -> str:
+    """Return the expression of a histogram's quantile for each bucket of a node, and by more labels."""
     inner = f"rate({metric}_bucket{selector}[$__rate_interval])"
-    return f"histogram_quantile({part:g}, sum by (le, instance, bucket) ({inner}))"
+    return f"histogram_quantile({part:g}, sum by ({', '.join(('le', 'instance', 'bucket', *by))}) ({inner}))"
 
 
 NODE = Board(
@@ -91,6 +91,18 @@ NODE = Board(
                 "{{bucket}} {{operation}}": rate(
                     "penstock_node_operations_total", _BUCKET, "instance", "bucket", "operation"
                 )
+            },
+        ),
+        Panel(
+            "Latencies of commands",
+            "s",
+            {
+                "{{bucket}} {{command}} 50 %": quantile(
+                    "penstock_node_command_duration_seconds", _BUCKET, 0.5, "command"
+                ),
+                "{{bucket}} {{command}} 99 %": quantile(
+                    "penstock_node_command_duration_seconds", _BUCKET, 0.99, "command"
+                ),
             },
         ),
         Panel(

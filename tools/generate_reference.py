@@ -103,7 +103,7 @@ A node serves these metrics at `/metrics` of its HTTP ports, see [Watch a node](
 Metrics with the label `bucket` are there once for each bucket whose statistics the user may read; those of mirrors only
 for a bucket that follows another one (`penstock serve --follow`). The label `dialect` is `dcp`, `upr` (with its draft)
 or `tap`. `status` is a [status](statuses.md) in lower case; statuses without a request are left out.
-Histograms have 14 buckets, from 16 microseconds to 268 s. A bucket has about 160 series.
+Histograms have 14 buckets, from 16 microseconds to 268 s. A bucket has about 250 series.
 
 ## Pipelines
 
@@ -166,7 +166,9 @@ def list_node_metrics() -> str:
     """Return the table of a node's metrics."""
     rows = [make_node_row(metric, ()) for metric in NODE_METRICS]
     rows += [make_node_row(metric, ("bucket",)) for metric in (*BUCKET_METRICS, *MIRROR_METRICS)]
-    rows += [(f"`penstock_node_{name}`", "histogram", "`bucket`", text) for name, (text, _) in HISTOGRAMS.items()]
+    for name, metric in HISTOGRAMS.items():
+        labels = f"`bucket`, `{metric.label}`" if metric.label else "`bucket`"
+        rows.append((f"`penstock_node_{name}`", "histogram", labels, metric.text))
     return table(("metric", "type", "labels", "meaning"), rows)
 
 

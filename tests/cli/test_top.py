@@ -18,6 +18,7 @@ from rich.console import Console
 
 from penstock.cli.top.bucket_view import format_bytes, format_count, make_object, make_screen
 from penstock.cli.top.traffic_sample import ConnectionSample, TrafficSample, compute_rates
+from penstock.client.dashboard.dashboard_document import TimingRow
 from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
@@ -49,6 +50,7 @@ BEFORE = TrafficSample(
     states={"active": 512, "replica": 511, "pending": 0, "dead": 1},
     seqnos=dict.fromkeys(range(1024), 5),
     streams=[make_connection(number) for number in range(100)],
+    commands=[TimingRow(name, 7, None, [0.000_064, 0.004_096, 33.5]) for name in ("get_cmd", "store_cmd", "other_cmd")],
 )
 AFTER = replace(
     BEFORE,
@@ -67,6 +69,7 @@ def test_rates_are_for_each_second_and_never_negative():
     shown = make_object(AFTER, rates)
     assert shown["busy_vbuckets"] == {"7": 10, "1023": 500}
     assert [each["remaining"] for each in shown["streams"][:2]] == [99, 98]
+    assert make_object(replace(AFTER, commands=None), rates)["latencies"] is None
 
 
 @pytest.mark.parametrize("height", [24, 12, 50])
@@ -77,10 +80,11 @@ def test_screen_fits_into_the_terminal(height):
     console.print(make_screen("couchbase://" + 90 * "h", AFTER, rates, height=height, notice="no answer: " + 99 * "x"))
     plain = re.sub(r"\x1b\[[0-9;]*m", "", written.getvalue())
     lines = plain.removesuffix("\n").split("\n")
-    assert len(lines) <= max(height, 18)
+    assert len(lines) <= max(height, 19)
     assert max(map(len, lines)) <= COLUMNS
     assert "1023: 500/s, 7: 10/s" in plain
     assert "█]" in plain
+    assert "99 %, 10 minutes  get 34 s   store 34 s" in plain
     assert "more connections, which lag less" in plain
     assert "\x1b" not in plain
 
@@ -100,6 +104,8 @@ def test_one_sample_is_printed_without_a_terminal(on_beer, node):
     shown = on_beer("top", "--json", "--interval", 0.1).json
     assert (shown["bucket"], shown["documents"], shown["vbuckets"]["active"], shown["streams"]) == ("beer", 2, 16, [])
     assert shown["per_second"].keys() == {"gets", "sets", "deletes", "sent_changes", "sent_bytes"}
+    latencies = shown["latencies"]["store_cmd"]
+    assert 0 < latencies["p50"] <= latencies["p95"] <= latencies["p99"]
     shown = on_beer("top", "--interval", 0.1)
     assert (shown.code, shown.err) == (0, "")
     assert "documents  2   vbuckets  16 active" in shown.out

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
+from penstock.client.dashboard.stat_rows import list_timings
 from penstock.client.login.credentials import Credentials
 from penstock.node import Node
 from penstock.wire.codec.statuses import Status
@@ -48,8 +49,8 @@ def node():
         yield node
 
 
-def read_stats(node):
-    command = [sys.executable, "-m", "penstock", "stats", "--json", "--url", node.url("beer")]
+def read_stats(node, *groups):
+    command = [sys.executable, "-m", "penstock", "stats", *groups, "--json", "--url", node.url("beer")]
     return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=PATIENCE).stdout)
 
 
@@ -66,6 +67,8 @@ def expect_numbers_of_stats(shown, node):
     assert found.keys() == known.keys()
     assert {name for name in known if found[name] != known[name]} <= VOLATILE
     assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
+    (row,) = (row for row in list_timings([read_stats(node, "latencies")]) or () if row.name == "store_cmd")
+    shown.wait_for(SHOWS, ["#commands tbody tr:first-child td:nth-child(2)", str(row.count)])
     shown.page.focus('[data-vbucket="3"]')
     shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")
 

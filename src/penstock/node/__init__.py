@@ -16,6 +16,7 @@ ORDER = (
     "cluster",
     "tap_state",
     "sync_writes",
+    "timing",
     "buckets",
     "membership",
     "rebalance",

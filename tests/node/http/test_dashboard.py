@@ -6,6 +6,7 @@ from importlib.resources import files
 
 import pytest
 
+from penstock.client.dashboard.stat_rows import list_timings
 from penstock.node import Node
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account
@@ -114,7 +115,7 @@ def test_state_has_the_numbers_of_stat(node, web):
         consumer.stream(3, opaque=3)
         until_stat(client, "ep_dcp_items_remaining", "0")
         state, stats = web.get_json(f"{PAGE}/state?bucket=beer"), client.stats()
-        details = client.stats("vbucket-details")
+        details, latencies = client.stats("vbucket-details"), client.stats("latencies")
     assert state["stats"].keys() == stats.keys()
     assert {name for name in stats if stats[name] != state["stats"][name]} <= {"rusage_user", "rusage_system", "time"}
     assert state["columns"] == ["vbucket", "state", "high_seqno", "persisted_seqno", "items", "remaining", "streams"]
@@ -125,6 +126,9 @@ def test_state_has_the_numbers_of_stat(node, web):
     (stream,) = state["endpoints"]
     assert (stream["name"], stream["vbuckets"], stream["lag_seqnos"], stream["phase"]) == ("indexer", 1, 0, "in step")
     assert stream["items_sent"] == int(stats["ep_dcp_items_sent"])
+    shown = {row["name"]: (row["count"], row["quantiles"]) for row in state["commands"] if row["name"] != "other_cmd"}
+    assert shown == {row.name: (row.count, row.quantiles) for row in list_timings([latencies]) if row.name in shown}
+    assert shown.keys() == {"store_cmd"}
     assert state["collections"] == [{"scope": "_default", "name": "_default", "items": 5}]
     assert [(one["status"], one["active"]) for one in state["nodes"]] == [("healthy", 16)]
 

@@ -70,6 +70,7 @@ def test_metrics_equal_the_statistics(tmp_path):
         ("log_bytes", "beer", "dead"),
         ("commits_total", "beer"),
         ("commit_duration_seconds_bucket", "beer"),
+        ("command_duration_seconds_count", "beer", "set"),
         ("stat_duration_seconds_count", "beer"),
         ("streams", "beer", "dcp"),
         ("stream_rollbacks_total", "beer", "dcp"),

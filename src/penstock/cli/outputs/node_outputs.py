@@ -371,6 +371,22 @@ class TopStream(TypedDict):
     bytes_per_second: float
 
 
+class TopLatencies(TypedDict):
+    """Durations of commands of one kind.
+
+    Attributes:
+        count: about the number of commands.
+        p50: seconds that half of them do not exceed, the next power of two of microseconds.
+        p95: the same of 95 %.
+        p99: the same of 99 %.
+    """
+
+    count: int
+    p50: float
+    p95: float
+    p99: float
+
+
 class TopSample(TypedDict):
     """A sample of a bucket, of all its nodes together. A statistic that the server lacks is left out.
 
@@ -386,6 +402,7 @@ class TopSample(TypedDict):
         connections: open connections.
         vbuckets: state of vbuckets -> number of vbuckets.
         per_second: name of a count -> rate.
+        latencies: kind of command, as STAT names it -> durations of the last ten minutes; null: not reported.
         busy_vbuckets: vbucket -> changes per second, of vbuckets with changes.
         streams: change-stream connections; null at a server that does not list them.
     """
@@ -401,5 +418,6 @@ class TopSample(TypedDict):
     connections: NotRequired[int]
     vbuckets: dict[str, int]
     per_second: dict[str, float]
+    latencies: dict[str, TopLatencies] | None
     busy_vbuckets: dict[str, float]
     streams: list[TopStream] | None

@@ -17,11 +17,12 @@ __all__ = ["make_object", "make_screen"]
 _BARS = " ▁▂▃▄▅▆▇█"
 _STRIP_CELLS = 64
 _BUSIEST = 5
-_LINES_BESIDE_STREAMS = 13  # with the heading of the streams and the line below them
+_LINES_BESIDE_STREAMS = 14  # with the heading of the streams and the line below them
 _LEAST_STREAMS = 3
 _UNITS = ("", "k", "M", "G", "T", "P")
 _BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _NAME_WIDTH = 24
+_QUANTILES = ("p50", "p95", "p99")
 
 
 def format_count(number: float) -> str:
@@ -50,6 +51,12 @@ def make_object(sample: TrafficSample, rates: BucketRates) -> dict[str, Any]:
         **sample.values,
         "vbuckets": dict(sample.states),
         "per_second": {name: round(rate, 1) for name, rate in rates.counts.items()},
+        "latencies": None
+        if sample.commands is None
+        else {
+            each.name: {"count": each.count, **dict(zip(_QUANTILES, each.quantiles, strict=True))}
+            for each in sample.commands
+        },
         "busy_vbuckets": {str(vb): round(rate, 1) for vb, rate in rates.vbuckets.items() if rate},
         "streams": None
         if sample.streams is None
@@ -111,6 +118,7 @@ def _list_lines(sample: TrafficSample, rates: BucketRates) -> Iterator[str]:
     yield f"documents  {values.get('documents', 0):,}   vbuckets  {states}"
     yield "   ".join(_list_sizes(values))
     yield "   ".join(f"{name} {format_count(counts.get(name, 0))}/s" for name in ("gets", "sets", "deletes"))
+    yield _format_latencies(sample)
     sent, nbytes = counts.get("sent_changes", 0), counts.get("sent_bytes", 0)
     yield f"streams sent {format_count(sent)} changes/s, {format_bytes(nbytes)}/s"
     yield ""
@@ -118,6 +126,21 @@ def _list_lines(sample: TrafficSample, rates: BucketRates) -> Iterator[str]:
     yield _draw_strip(rates.vbuckets)
     busiest = sorted((rate, vb) for vb, rate in rates.vbuckets.items() if rate)[-_BUSIEST:][::-1]
     yield "busiest  " + (", ".join(f"{vb}: {format_count(rate)}/s" for rate, vb in busiest) or "none changes now")
+
+
+def _format_latencies(sample: TrafficSample) -> str:
+    if sample.commands is None:
+        return "latency of 99 %  unknown"
+    found = (f"{each.name.removesuffix('_cmd')} {_format_seconds(each.quantiles[-1])}" for each in sample.commands)
+    return f"latency of 99 %, 10 minutes  {'   '.join(found) or 'no commands'}"
+
+
+def _format_seconds(seconds: float) -> str:
+    """Return a duration with at most four digits and a unit."""
+    micros = round(seconds * 1e6)
+    return (
+        f"{micros} us" if micros < 10_000 else f"{micros / 1e3:.0f} ms" if micros < 10_000_000 else f"{seconds:.0f} s"
+    )
 
 
 def _list_sizes(values: Mapping[str, int]) -> Iterator[str]:

@@ -11,6 +11,8 @@ from msgspec import Struct, ValidationError, convert
 
 from penstock.client.bucket import Bucket
 from penstock.client.connect.stat_numbers import read_number
+from penstock.client.dashboard.dashboard_document import TimingRow
+from penstock.client.dashboard.stat_rows import list_timings
 from penstock.errors import KeyNotFound, RemoteProtocolError, UnsupportedServer
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
@@ -89,6 +91,7 @@ class TrafficSample:
         states: name of a vbucket state -> number of vbuckets.
         seqnos: vbucket -> high seqno; empty at a server without them.
         streams: the change-stream connections; None at a server that does not list them.
+        commands: durations of commands of the last ten minutes; None at a server that does not report them.
     """
 
     at: float
@@ -99,6 +102,7 @@ class TrafficSample:
     states: Mapping[str, int]
     seqnos: Mapping[int, int]
     streams: Sequence[ConnectionSample] | None
+    commands: Sequence[TimingRow] | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +137,7 @@ async def read_sample(bucket: Bucket) -> TrafficSample:
         states={state.name.lower(): totals.get(f"vb_{state.name.lower()}_num", 0) for state in VbucketState},
         seqnos=seqnos,
         streams=await _read_streams(bucket),
+        commands=await _read_commands(bucket),
     )
 
 
@@ -161,6 +166,13 @@ async def _read_streams(bucket: Bucket) -> Sequence[ConnectionSample] | None:
         )
         for each in found
     ]
+
+
+async def _read_commands(bucket: Bucket) -> Sequence[TimingRow] | None:
+    try:
+        return list_timings(await bucket.reports.node_stats("latencies")) or ()
+    except (KeyNotFound, RemoteProtocolError):
+        return None  # no node of this project
 
 
 def _parse_report(text: str) -> dict[str, Any]:

@@ -328,6 +328,7 @@ class DashboardDocument(Struct, kw_only=True):
         endpoints: change-stream connections.
         points: counters of the last minutes, or those that the viewer does not have yet.
         timings: durations of work.
+        commands: durations of commands of the last ten minutes, by kind.
         rollbacks: the newest rollbacks.
         rollback_count: number of all rollbacks.
         collections: the collections that the user may see.
@@ -352,6 +353,7 @@ class DashboardDocument(Struct, kw_only=True):
     endpoints: list[ConnectionRow] | None
     points: list[RatePoint]
     timings: list[TimingRow] | None
+    commands: list[TimingRow] | None
     rollbacks: list[DemandedRollbackRow] | None
     rollback_count: int | None
     collections: list[CollectionRow] | None

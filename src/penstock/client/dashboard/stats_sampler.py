@@ -55,7 +55,7 @@ _MAX_CONNECTIONS = 500
 
 _STATES = ("vbucket", "vbucket-details", "vbucket-seqno")
 _STREAMS = ("dcp", "tap")
-_GROUPS = ("", *_STATES, *_STREAMS, "collections", "timings")
+_GROUPS = ("", *_STATES, *_STREAMS, "collections", "timings", "latencies")
 _VBUCKET_GROUPS = ("vbucket-details", "vbucket-seqno", "failovers")
 """The groups that have the details of one vbucket. Without a number they have those of all."""
 
@@ -161,6 +161,7 @@ class StatsSampler:
             endpoints=self._list_connections(report, connections, rows, now),
             points=[],
             timings=list_timings(groups["timings"] for groups in answered),
+            commands=list_timings(groups["latencies"] for groups in answered),
             rollbacks=None,
             rollback_count=count_rollbacks(whole),
             collections=list_collections(groups["collections"] for groups in answered),

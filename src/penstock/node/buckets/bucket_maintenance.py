@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Callable
 
 from penstock.errors import TemporaryFailure
-from penstock.node.buckets.histogram import Histogram
+from penstock.node.timing.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 
 __all__ = ["BucketMaintenance", "RolloutCallback"]

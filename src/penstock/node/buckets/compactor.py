@@ -10,7 +10,7 @@ from functools import partial
 from penstock.errors import Busy, InternalError, StatusError, TemporaryFailure
 from penstock.node.answers import CancelWait, Parked, Resume
 from penstock.node.buckets.flusher import Flusher
-from penstock.node.buckets.histogram import Histogram
+from penstock.node.timing.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.rewrite import PurgeRequest

@@ -19,8 +19,8 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from penstock.errors import InternalError, InvalidArguments, StatusError, TemporaryFailure
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.persistence_waits import PersistenceWaits
+from penstock.node.timing.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 
 __all__ = ["Flusher"]

@@ -16,7 +16,6 @@ from penstock.node.buckets.compactor import Compactor
 from penstock.node.buckets.definition_files import BucketDefinition
 from penstock.node.buckets.endpoint_reports import EndpointLoad, EndpointReport, StreamRole
 from penstock.node.buckets.flusher import Flusher
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.rollback_log import RollbackLog
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
@@ -24,6 +23,8 @@ from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.sync_writes.bucket_sync_writes import BucketSyncWrites
 from penstock.node.tap_state.tap_clients import TapBucket
+from penstock.node.timing.command_times import CommandTimes
+from penstock.node.timing.histogram import Histogram
 from penstock.node.transport.machine import Machine
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -135,6 +136,7 @@ class ServedBucket:
         cluster_map: its cluster map.
         changed: vbuckets that changed since the last `notify`.
         counters: commands that STAT counts.
+        command_times: durations of commands.
         stat_times: durations of STAT by group.
         endpoints: the change-stream connections, by dialect and name.
         sent_counts: totals of the producers, by dialect.
@@ -179,6 +181,7 @@ class ServedBucket:
         self.can_be_flushed = True
         self.is_deleted = False
         self.counters = CommandCounters()
+        self.command_times = CommandTimes()
         self.stat_times: defaultdict[str, Histogram] = defaultdict(Histogram)
         self.changed = self.store.changed
         self.endpoints: dict[tuple[Dialect, bytes], BucketEndpoint] = {}

@@ -22,6 +22,7 @@ from penstock.node.server.connection_limits import MAX_REQUESTS_BEHIND_LOGIN, TU
 from penstock.node.server.dispatch import RETRIED_LOCK_OPCODES, answer_malformed, serve_frame, serve_unusual
 from penstock.node.session.replies import encode_refusal, get_classic_status
 from penstock.node.session.session import Session
+from penstock.node.timing.request_timer import RequestTimer, TimedRead
 from penstock.wire.codec.frame import Buffer, Frame
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.columns.heads import Run
@@ -73,6 +74,7 @@ class RequestQueue:
         self._session = session
         self._connection = connection
         self._waiting: Iterator[ReceiveEvent | _ResumedRequest] = iter(())
+        self._timer = RequestTimer(session.node.loop.time)
         self._is_turn_scheduled = False
 
     def __len__(self) -> int:
@@ -82,7 +84,14 @@ class RequestQueue:
     def receive(self, events: list[ReceiveEvent]) -> None:
         """Add the events of one read, and serve them as far as possible."""
         # One read is accepted behind a parked request: only reading shows that the peer has disconnected.
-        self._waiting = iter([*self._waiting, *events] if length_hint(self._waiting) else events)
+        if length_hint(self._waiting):  # rare and short after the read before, whose time is kept
+            self._waiting = iter([*self._waiting, *events])
+        else:
+            self._waiting = iter(events)
+            timer = self._timer
+            timer.reads_left -= 1
+            if timer.reads_left <= 0 or timer.read is not None:
+                timer.begin_read()
         self._connection.run_guarded(self._serve)
 
     def schedule_turn(self) -> None:
@@ -98,6 +107,8 @@ class RequestQueue:
         self.replies.clear()
         self._has_pieces = False
         session = self._session
+        if self._timer.read is not None or self._timer.late:
+            self._timer.record(None if session.bucket is None else session.bucket.command_times)
         if session.changed and session.bucket is not None:
             session.bucket.notify()
 
@@ -115,6 +126,7 @@ class RequestQueue:
     def _serve(self) -> None:
         """Serve as many requests as one turn allows, and send their replies."""
         if not self._is_blocked():
+            self._session.check_lease()
             self._serve_requests()
         self.send_replies()
         self._connection.update_reading()
@@ -126,9 +138,9 @@ class RequestQueue:
 
     def _serve_requests(self) -> None:
         """Serve requests until one blocks the others, or the turn ends."""
-        session, add, share, clock = self._session, self.replies.append, self.turn_bytes, self._session.node.loop.time
+        session, share, clock = self._session, self.turn_bytes, self._session.node.loop.time
+        add, note_answered = self.replies.append, self._timer.note_answered
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
-        session.check_lease()
         event: ReceiveEvent | _ResumedRequest | None = None
         answer: Answer
         try:
@@ -138,14 +150,15 @@ class RequestQueue:
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
                         answer = session.handlers.get(shape, serve_unusual)(session, event)
+                        note_answered(opcode)
                     elif type(event) is Run:
                         answer, share = self._serve_run(session, event), share - _CLOCK_BYTES
                     else:
-                        answer = _serve_other(session, event)
+                        answer = self._serve_other(session, event)
                 except (StatusError, RemoteProtocolError) as error:
-                    answer = _encode_refusal(session, _get_request(event), error)
+                    answer = self._refuse_request(event, error)
                 except Parked as parked:
-                    self._park_request(parked, _get_request(event))
+                    self._park_request(parked, event)
                     if self._is_blocked():
                         break
                     continue
@@ -180,6 +193,22 @@ class RequestQueue:
             self._requeue(*alone, *([rest] if len(rest.offsets) else ()))
         return answer
 
+    def _serve_other(self, session: Session, event: ReceiveEvent | _ResumedRequest) -> Answer:
+        answer = _serve_other(session, event)
+        self._note_answered(event)
+        return answer
+
+    def _refuse_request(self, event: ReceiveEvent | _ResumedRequest, error: StatusError | RemoteProtocolError) -> bytes:
+        self._note_answered(event)
+        return _encode_refusal(self._session, _get_request(event), error)
+
+    def _note_answered(self, event: ReceiveEvent | _ResumedRequest) -> None:
+        """Time a request. A request that was parked has the time of its own read. Malformed ones have none."""
+        if isinstance(event, _ResumedRequest):
+            self._timer.note_late(event.request.opcode, event.read)
+        elif isinstance(event, Frame):
+            self._timer.note_answered(event.opcode)
+
     def _add_pieces(self, reply: ReplyPieces) -> None:
         self.replies += reply.parts
         self._has_pieces = True
@@ -199,22 +228,30 @@ class RequestQueue:
         if self._session.login.effective_user is None and len(self) > MAX_REQUESTS_BEHIND_LOGIN:
             raise CloseConnection(f"{len(self)} requests behind a login, expected at most {MAX_REQUESTS_BEHIND_LOGIN}")
 
-    def _park_request(self, parked: Parked, request: Frame) -> None:
+    def _park_request(self, parked: Parked, event: ReceiveEvent | _ResumedRequest) -> None:
+        request = _get_request(event)
+        read = event.read if isinstance(event, _ResumedRequest) else self._timer.read
+
         def answer_request(answer: Answer | StatusError | RemoteProtocolError | FinishedWork) -> None:
             if isinstance(answer, FinishedWork):
-                self._requeue(_ResumedRequest(request, answer))
-            elif isinstance(answer, StatusError | RemoteProtocolError):
-                self.replies.append(_encode_refusal(self._session, request, answer))
-            elif isinstance(answer, ReplyPieces):
-                self._add_pieces(answer)
+                self._requeue(_ResumedRequest(request, answer, read))
             else:
-                self.replies.append(answer)
+                self._timer.note_late(request.opcode, read)
+                self._add_late_reply(request, answer)
             if self._connection.paused:
                 self._connection.run_guarded(self.send_replies)
             elif not self._is_turn_scheduled:
                 self._connection.run_guarded(self._serve)
 
         self._session.parked.park(parked, len(request.value), answer_request)
+
+    def _add_late_reply(self, request: Frame, answer: Answer | StatusError | RemoteProtocolError) -> None:
+        if isinstance(answer, StatusError | RemoteProtocolError):
+            self.replies.append(_encode_refusal(self._session, request, answer))
+        elif isinstance(answer, ReplyPieces):
+            self._add_pieces(answer)
+        else:
+            self.replies.append(answer)
 
 
 def own_runs(events: list[ReceiveEvent]) -> list[ReceiveEvent]:
@@ -236,10 +273,12 @@ class _ResumedRequest(NamedTuple):
     Attributes:
         request: the request.
         finished: the work.
+        read: the read that has received the request; None if it is not timed.
     """
 
     request: Frame
     finished: FinishedWork
+    read: TimedRead | None
 
 
 def _get_request(event: ReceiveEvent | _ResumedRequest) -> Frame:

@@ -1,7 +1,7 @@
 """The metrics of a node for Prometheus. Most of them are statistics of STAT with a name, a unit and labels.
 
 No metric has a label for a vbucket, a key, a connection or a client. So the number of series depends on the number of
-buckets alone: about 160 for each.
+buckets alone: about 250 for each.
 """
 
 from __future__ import annotations
@@ -10,19 +10,19 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.buckets.endpoint_reports import EndpointLoad
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.membership.cluster_service import ClusterService
 from penstock.node.rebalance.rebalancer import Rebalancer
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_node_stats, read_own_stats
 from penstock.node.stats.producer_stats import FAMILIES
+from penstock.node.timing.histogram import Histogram
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 
@@ -31,6 +31,7 @@ __all__ = [
     "HISTOGRAMS",
     "MIRROR_METRICS",
     "NODE_METRICS",
+    "HistogramMetric",
     "MeasuredNode",
     "NodeMetrics",
     "StatMetric",
@@ -239,29 +240,49 @@ MIRROR_METRICS = (
 )
 """Metrics of each bucket that mirrors another node's."""
 
-HISTOGRAMS: dict[str, tuple[str, Callable[[ServedBucket], Histogram | None]]] = {
-    "commit_duration_seconds": (
+
+class HistogramMetric(NamedTuple):
+    """A metric of durations of a bucket.
+
+    Attributes:
+        text: the meaning.
+        find: returns the histograms by value of the label; by "" for a metric without a label.
+        label: the name of the label beside `bucket`; empty for none.
+    """
+
+    text: str
+    find: Callable[[ServedBucket], Mapping[str, Histogram]]
+    label: str = ""
+
+
+HISTOGRAMS: dict[str, HistogramMetric] = {
+    "command_duration_seconds": HistogramMetric(
+        "Durations of requests, from the read that received them to the write of their replies.",
+        lambda bucket: {kind.label: times for kind, times in bucket.command_times.list_all().items()},
+        "command",
+    ),
+    "commit_duration_seconds": HistogramMetric(
         "Durations of commits to disk.",
-        lambda bucket: bucket.flusher.times if bucket.flusher is not None else None,
+        lambda bucket: {"": bucket.flusher.times} if bucket.flusher is not None else {},
     ),
-    "compaction_duration_seconds": (
+    "compaction_duration_seconds": HistogramMetric(
         "Durations of compactions of a piece of the log.",
-        lambda bucket: bucket.compactor.times if bucket.compactor is not None else None,
+        lambda bucket: {"": bucket.compactor.times} if bucket.compactor is not None else {},
     ),
-    "expiry_pager_duration_seconds": (
+    "expiry_pager_duration_seconds": HistogramMetric(
         "Durations of slices of the expiry pager, for which the event loop is held.",
-        lambda bucket: bucket.maintenance.pager_times,
+        lambda bucket: {"": bucket.maintenance.pager_times},
     ),
-    "key_load_duration_seconds": (
+    "key_load_duration_seconds": HistogramMetric(
         "Durations of slices in which keys are loaded after a start, for which the event loop is held.",
-        lambda bucket: bucket.maintenance.load_times,
+        lambda bucket: {"": bucket.maintenance.load_times},
     ),
-    "stat_duration_seconds": (
+    "stat_duration_seconds": HistogramMetric(
         "Durations of STAT, all groups together.",
-        lambda bucket: Histogram.merge(tuple(bucket.stat_times.values())),
+        lambda bucket: {"": Histogram.merge(tuple(bucket.stat_times.values()))},
     ),
 }
-"""Name -> meaning and histogram of a bucket."""
+"""Name -> metric of a bucket."""
 
 
 @dataclass(slots=True)
@@ -303,18 +324,19 @@ class NodeMetrics(Collector):
         for metrics, found in ((BUCKET_METRICS, stats), (MIRROR_METRICS, dict(mirrored))):
             for metric in metrics:
                 metric.add_values(next(families), labels, found)
-        for _, find_histogram in HISTOGRAMS.values():
+        for histograms in HISTOGRAMS.values():
             family = next(families)
             assert isinstance(family, HistogramMetricFamily)
-            if (histogram := find_histogram(bucket)) is not None:
-                _add_histogram(family, labels, histogram)
+            for value, histogram in histograms.find(bucket).items():
+                _add_histogram(family, (*labels, value) if histograms.label else labels, histogram)
 
 
 def _make_bucket_families() -> Iterator[Metric]:
     for metric in (*BUCKET_METRICS, *MIRROR_METRICS):
         yield metric.make_family(("bucket",))
-    for name, (text, _) in HISTOGRAMS.items():
-        yield HistogramMetricFamily(f"penstock_node_{name}", text, labels=["bucket"])
+    for name, histogram in HISTOGRAMS.items():
+        labels = ["bucket", histogram.label] if histogram.label else ["bucket"]
+        yield HistogramMetricFamily(f"penstock_node_{name}", histogram.text, labels=labels)
 
 
 def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogram: Histogram) -> None:

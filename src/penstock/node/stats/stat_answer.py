@@ -12,11 +12,11 @@ from itertools import islice
 
 from penstock.errors import StatusError
 from penstock.node.answers import EXCLUSIVE_BYTES, CancelWait, Parked, Resume
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.stats.stat_group import Stats
 from penstock.node.stats.stat_groups import read_stats
+from penstock.node.timing.histogram import Histogram
 from penstock.wire.messages.kv import Stat
 
 __all__ = ["answer_stat"]

@@ -250,6 +250,7 @@ def _reset_counters(request: StatRequest) -> Stats:
     for sent in bucket.sent_counts.values():
         sent.reset()
     bucket.event_counts.clear()
+    bucket.command_times.reset()
     for histogram in chain(bucket.stat_times.values(), storage_stats.list_histograms(bucket)):
         histogram.reset()
     return iter(())

@@ -13,10 +13,10 @@ from typing import NamedTuple
 from penstock.errors import InvalidArguments, NotSupported
 from penstock.node.auth import Privilege
 from penstock.node.buckets.bucket_storage import count_file_bytes
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.stats.bucket_stats import get_warmup_state
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, make_bucket_group
+from penstock.node.timing.histogram import Histogram
 
 __all__ = ["GROUPS", "BackgroundTask", "list_histograms", "list_tasks"]
 
@@ -104,11 +104,18 @@ def _read_runtimes(bucket: ServedBucket) -> Stats:
 
 
 def _read_timings(bucket: ServedBucket) -> Stats:
-    """Yield the durations of work. Single commands are not timed: that would slow them down."""
+    """Yield the durations of work, and of commands by kind."""
     if bucket.flusher is not None:
         yield from bucket.flusher.times.list_stats("disk_commit")
     yield from bucket.maintenance.pager_times.list_stats("expiry_pager")
     yield from Histogram.merge(bucket.stat_times.values()).list_stats("get_stats_cmd")
+    for kind, times in bucket.command_times.list_all().items():
+        yield from times.list_stats(kind.stat)
+
+
+def _read_latencies(request: StatRequest) -> Stats:
+    recent = request.bucket.command_times.list_recent(request.node.loop.time())
+    return (line for kind, times in recent.items() for line in times.list_stats(kind.stat))
 
 
 def _read_stat_timings(bucket: ServedBucket) -> Stats:
@@ -194,11 +201,14 @@ GROUPS: dict[str, StatGroup] = {
     "diskinfo": StatGroup(_read_disk_info, "the bytes on disk", Argument.OPTIONAL, "detail"),
     "kvstore": StatGroup(_read_kv_store, "the log of the bucket", Argument.OPTIONAL, "anything"),
     "kvtimings": make_bucket_group(_read_kv_timings, "how long commits and compaction took, as histograms"),
+    "latencies": StatGroup(_read_latencies, "how long commands of the last ten minutes took, by kind, as histograms"),
     "runtimes": make_bucket_group(_read_runtimes, "how long background tasks ran, as histograms"),
     "stat-timings": make_bucket_group(_read_stat_timings, "how long STAT took, by its group, as histograms"),
     "tasks": StatGroup(lambda request: _read_tasks(request, request.bucket), "the background tasks of the bucket"),
     "tasks-all": StatGroup(_read_all_tasks, "the same of all buckets that the user sees", privilege=Privilege.SETTINGS),
-    "timings": make_bucket_group(_read_timings, "how long commits, the expiry pager and STAT took, as histograms"),
+    "timings": make_bucket_group(
+        _read_timings, "how long commands, commits, the expiry pager and STAT took, as histograms"
+    ),
     "warmup": make_bucket_group(_read_warmup, "the loading of keys after the start"),
     "workload": make_bucket_group(_read_workload, "the threads that work for the bucket"),
 }

@@ -1,7 +1,7 @@
 // The dashboard: follows the state of a bucket, and shows it in its parts.
 import { formatSeconds, make, setText } from "./dom.js";
 import { followState } from "./node_api.js";
-import { showCollections, showNodes, showStats, showStorage, showTimings, showTotals, showUsers } from "./node_tables.js";
+import { showCollections, showCommands, showNodes, showStats, showStorage, showTimings, showTotals, showUsers } from "./node_tables.js";
 import { RateCharts } from "./rate_charts.js";
 import { RollbackList } from "./rollback_list.js";
 import { StreamTable } from "./stream_table.js";
@@ -50,6 +50,7 @@ function show(found) {
   streams.update(found);
   rollbacks.update(found);
   showStorage(find("storage"), found);
+  showCommands(find("commands"), found);
   showTimings(find("timings"), found);
   showNodes(find("nodes"), find("rebalance"), found);
   showCollections(find("collections"), found);

@@ -8,12 +8,12 @@ from typing import Final, NamedTuple
 
 from penstock.client.dashboard.dashboard_document import ConnectionRow, TimingRow, VbucketRow
 from penstock.client.dashboard.lag_clock import LagClock
-from penstock.node.buckets.histogram import Histogram
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
 from penstock.node.http.dashboard.endpoint_rows import make_endpoint_row
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.node.stats.storage_stats import list_tasks
+from penstock.node.timing.histogram import Histogram
 
 __all__ = ["MAX_ENDPOINTS", "BucketSample", "gather_sample"]
 
@@ -32,6 +32,7 @@ class BucketSample(NamedTuple):
         vbuckets: a row for each vbucket.
         endpoints: a row for each change-stream connection.
         timings: the durations of background work.
+        commands: the durations of commands of the last ten minutes.
         cost: seconds of the processor that the sample took.
     """
 
@@ -40,6 +41,7 @@ class BucketSample(NamedTuple):
     vbuckets: list[VbucketRow]
     endpoints: list[ConnectionRow]
     timings: list[TimingRow]
+    commands: list[TimingRow]
     cost: float
 
 
@@ -80,15 +82,21 @@ async def gather_sample(node: NodeServices, bucket: ServedBucket, lags: LagClock
         for vbucket, lag, number in zip(bucket.store.vbuckets, remaining, streams, strict=True)
     ]
     stats = {name: str(value) for name, value in read_bucket_stats(node, bucket)}
-    timings = _list_timings(bucket)
+    timings, commands = _list_timings(bucket), _list_commands(bucket, node.loop.time())
     cost += time.thread_time() - began
-    return BucketSample(node.machine.time(), stats, vbuckets, rows, timings, cost)
+    return BucketSample(node.machine.time(), stats, vbuckets, rows, timings, commands, cost)
 
 
 def _list_timings(bucket: ServedBucket) -> list[TimingRow]:
     timed = [(task.name, task.times) for task in list_tasks(bucket)]
     timed.append(("stat", Histogram.merge(bucket.stat_times.values())))
-    return [
-        TimingRow(name, times.count, times.last, [times.estimate_quantile(part) for part in _QUANTILES])
-        for name, times in timed
-    ]
+    return [_make_timing_row(name, times) for name, times in timed]
+
+
+def _list_commands(bucket: ServedBucket, now: float) -> list[TimingRow]:
+    recent = bucket.command_times.list_recent(now)
+    return [_make_timing_row(kind.stat, times) for kind, times in recent.items() if times.count]
+
+
+def _make_timing_row(name: str, times: Histogram) -> TimingRow:
+    return TimingRow(name, times.count, times.last, [times.estimate_quantile(part) for part in _QUANTILES])

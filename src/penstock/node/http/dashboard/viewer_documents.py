@@ -72,6 +72,7 @@ class ViewerDocuments:
             endpoints=sample.endpoints,
             points=points,
             timings=sample.timings,
+            commands=sample.commands,
             rollbacks=[_describe_rollback(one) for one in bucket.rollbacks.list_newest()],
             rollback_count=bucket.rollbacks.total,
             collections=_list_collections(request, self._sampler),

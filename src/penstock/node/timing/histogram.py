@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
 __all__ = ["Histogram"]
@@ -27,15 +28,15 @@ class Histogram:
         """Forget all durations."""
         self.count = 0
         self.total = self.last = 0.0
-        self._counts: dict[int, int] = {}  # by the exponent of the next higher power of two
+        self._counts = defaultdict[int, int](int)  # by the exponent of the next higher power of two
 
-    def record(self, seconds: float) -> None:
-        """Count one duration."""
-        self.count += 1
-        self.total += seconds
+    def record(self, seconds: float, times: int = 1) -> None:
+        """Count a duration, some times."""
+        self.count += times
+        self.total += seconds * times
         self.last = seconds
         power = int(seconds * _MICROSECONDS).bit_length()
-        self._counts[power] = self._counts.get(power, 0) + 1
+        self._counts[power] += times
 
     @classmethod
     def merge(cls, others: Iterable[Histogram]) -> Histogram:
@@ -45,8 +46,17 @@ class Histogram:
             merged.count += other.count
             merged.total += other.total
             for power, count in other._counts.items():
-                merged._counts[power] = merged._counts.get(power, 0) + count
+                merged._counts[power] += count
         return merged
+
+    def subtract(self, earlier: Histogram) -> Histogram:
+        """Return a histogram of the durations that were recorded since an earlier state of this one."""
+        rest = Histogram()
+        rest.count, rest.total, rest.last = self.count - earlier.count, self.total - earlier.total, self.last
+        for power, count in self._counts.items():
+            if more := count - earlier._counts.get(power, 0):
+                rest._counts[power] = more
+        return rest
 
     def count_below(self, powers: Sequence[int]) -> list[int]:
         """Return the number of durations below each of some powers of two of microseconds, given by exponents."""
