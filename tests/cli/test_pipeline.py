@@ -192,6 +192,29 @@ def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node):
     assert "behind                   unknown: " in run("pipeline", "plan", file).out
 
 
+def test_plan_names_the_pages_of_a_run(run, file):
+    assert run("pipeline", "plan", file, "--json").json_lines[0]["pages"] == []
+    login = file.parent / "login.json"
+    login.write_text('{"username": "ada", "password": "tenpence"}')
+    good = file.read_text()
+    file.write_text(f'{good}\n[metrics]\nport = 9100\nhost = "0.0.0.0"\nlogin = "{login}"\n[dashboard]\n')
+    pages = [["metrics", "0.0.0.0", 9100, "/metrics", "login"], ["dashboard", "127.0.0.1", 0, "/_penstock", "token"]]
+    for line in run("pipeline", "plan", file, "--json").json_lines:
+        assert [[*page.values()] for page in line["pages"]] == pages
+    shown = run("pipeline", "plan", file).out
+    assert "  metrics                  http://0.0.0.0:9100/metrics   with a login\n" in shown
+    assert (
+        "  dashboard                any free port of 127.0.0.1, /_penstock   with a token that the run prints\n"
+        in shown
+    )
+    assert "tenpence" not in shown
+    file.write_text(f"{good}\n[metrics]\nport = 9100\n[dashboard]\nenabled = false\n")
+    shown = run("pipeline", "plan", file).out
+    assert shown.endswith(
+        "pages of the run\n  metrics                  http://127.0.0.1:9100/metrics   without a login\n"
+    )
+
+
 def test_status_is_shown_as_text(run, lake):
     code, out, err = run("pipeline", "status", lake.path)
     assert (code, err) == (0, "")

@@ -271,6 +271,24 @@ class PartLine(TypedDict):
     is_new: bool
 
 
+class PageLine(TypedDict):
+    """A page that a run will serve.
+
+    Attributes:
+        name: its table in the file.
+        host: the address to listen on.
+        port: the port; 0: any free port.
+        path: its path.
+        access: login, the token in the address that the run prints, or open for no login.
+    """
+
+    name: Literal["metrics", "dashboard"]
+    host: str
+    port: int
+    path: str
+    access: Literal["login", "token", "open"]
+
+
 class PlanLine(TypedDict):
     """The plan for one source.
 
@@ -286,6 +304,7 @@ class PlanLine(TypedDict):
         bucket_uuid: uuid of the bucket; empty if it is unknown.
         former_name: name that the tables have, if the source was renamed since the last run.
         lake: the state of the tables.
+        pages: pages that the run will serve; the same for each source, because a run has one process.
     """
 
     name: str | None
@@ -299,6 +318,7 @@ class PlanLine(TypedDict):
     bucket_uuid: str
     former_name: str | None
     lake: LakeState
+    pages: list[PageLine]
 
 
 class RemovedSource(TypedDict):

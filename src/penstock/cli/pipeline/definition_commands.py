@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,9 +13,11 @@ from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
+from penstock.client.discovery.endpoint import format_endpoint
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
+    from penstock.spark.pipeline.definition.run_options import PlannedPage
     from penstock.spark.pipeline.run.run_plan import PlannedSource
     from penstock.spark.pipeline.state.lake_status import LakeStatus
 
@@ -75,31 +78,35 @@ def validate(
 def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     """Show the sources, filters and tables of a run without starting it.
 
-    Also shows which tables exist, how far they are behind, and which sources and
-    tables are no longer declared. If a run would be refused, for example for a changed filter, the
-    reason is shown. With --json, each line is one source. The exit code is 2 if a
-    run would be refused, and 1 if a file of an index or a sink is damaged.
+    Also shows which tables exist, how far they are behind, which sources and
+    tables are no longer declared, and the addresses of [metrics] and [dashboard].
+    If a run would be refused, for example for a changed filter, the reason is
+    shown. With --json, each line is one source. The exit code is 2 if a run would
+    be refused, and 1 if a file of an index or a sink is damaged.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
+    from penstock.spark.pipeline.definition.run_options import plan_pages
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
     from penstock.spark.pipeline.state.source_lakes import find_source_lakes
     from penstock.spark.pipeline.state.source_status import read_removed_status
 
     definition = read_definition(file)
-    sources = planned(definition)
+    sources, pages = planned(definition), plan_pages(definition.metrics, definition.dashboard)
     for source in sources:
-        print(format_json_line(_make_object(source)) if as_json else _format_plan(source), flush=True)
+        print(format_json_line(_make_object(source, pages)) if as_json else _format_plan(source), flush=True)
     for gone in read_removed_status(find_source_lakes(definition)):
         shown = {"name": gone.source, "lake": gone.to_dict()}
         print(format_json_line(shown) if as_json else _format_removed(gone, file), flush=True)
+    if pages and not as_json:
+        print("\n".join(["pages of the run", *map(_format_page, pages)]), flush=True)
     refusals = [source.refusal for source in sources if source.refusal is not None]
     if refusals:
         # A run ends with the first of them.
         raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(refusals[0], UsageError) else ExitCode.FAILURE)
 
 
-def _make_object(source: PlannedSource) -> dict[str, Any]:
-    shown = asdict(source)
+def _make_object(source: PlannedSource, pages: Sequence[PlannedPage]) -> dict[str, Any]:
+    shown = asdict(source) | {"pages": [page._asdict() for page in pages]}
     shown["lake"] = source.status.to_dict()
     shown["refusal"] = None if source.refusal is None else str(source.refusal)
     del shown["status"]
@@ -125,6 +132,12 @@ def _format_plan(source: PlannedSource) -> str:
     for gone in source.status.removed:
         lines.append(f"  {gone.name:<24} {gone.kind:<10} removed  no longer declared; its files stay until a reset")
     return "\n".join(lines)
+
+
+def _format_page(page: PlannedPage) -> str:
+    place = f"http://{format_endpoint(page.host, page.port)}" if page.port else f"any free port of {page.host}, "
+    access = {"login": "with a login", "token": "with a token that the run prints", "open": "without a login"}
+    return f"  {page.name:<24} {place}{page.path}   {access[page.access]}"
 
 
 def _format_removed(gone: LakeStatus, file: str) -> str:
