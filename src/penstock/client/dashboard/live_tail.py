@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import secrets
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.stream_position import Position
 from penstock.client.filters.filter_control import parse_filter_setting
 from penstock.client.streams.change_stream import ChangeStream
-from penstock.client.streams.stream_choice import ChangeOptions
+from penstock.client.streams.stream_choice import ChangeOptions, Start
 from penstock.errors import Error, UsageError
 from penstock.store.history.failover_log import find_branch
 from penstock.wire.codec.constants import Dialect
@@ -25,11 +26,16 @@ from penstock.wire.columns.schema import Change, Event
 
 __all__ = ["TailList", "read_newest"]
 
+logger = logging.getLogger("penstock.client")
+
 IDLE_SECONDS: Final = 10.0
 """A tail ends if its viewer asks for nothing for so long. The page asks each second while it is visible."""
 
 MAX_TAILS: Final = 16
 """Tails at once. Each has its own streams."""
+
+MAX_GAP: Final = 100_000
+"""Changes of an outage that a tail reads, to show the newest of them. After a longer gap it begins now."""
 
 _SHOWN_EVENTS = frozenset({Event.MUTATION, Event.DELETION, Event.EXPIRATION})
 
@@ -40,10 +46,12 @@ class TailList:
     Args:
         bucket: the connected bucket.
         idle_seconds: a tail ends if its viewer asks for nothing for so long.
+        max_gap: as MAX_GAP.
     """
 
-    def __init__(self, bucket: Bucket, idle_seconds: float = IDLE_SECONDS) -> None:
+    def __init__(self, bucket: Bucket, idle_seconds: float = IDLE_SECONDS, max_gap: int = MAX_GAP) -> None:
         self._bucket = bucket
+        self._max_gap = max_gap
         self._idle_seconds = idle_seconds
         self._tails: dict[int, _LiveTail] = {}
 
@@ -51,7 +59,8 @@ class TailList:
         """Return the changes since the last answer, and the positions for the next request.
 
         The positions are the number of the tail, and the number of its last change. A request without them begins a
-        tail, and so does one whose tail has ended.
+        tail, and so does one whose tail has ended. A tail whose stream has failed continues at the positions of the
+        stream, once the bucket answers again.
 
         Raises:
             UsageError: the filter is invalid, or there are too many tails.
@@ -61,9 +70,7 @@ class TailList:
         tail = self._tails.get(number)
         if tail is None or not tail.has_same_filter(wanted):
             number, seen, tail = await self._begin(wanted)
-        if tail.failure is not None:
-            await self._end(number)
-            raise tail.failure
+        await tail.resume()
         changes, skipped, newest = tail.take(seen)
         return {"positions": [number, newest], "changes": changes, "skipped": skipped}
 
@@ -75,14 +82,16 @@ class TailList:
     async def _begin(self, wanted: TailRequest) -> tuple[int, int, _LiveTail]:
         if len(self._tails) >= MAX_TAILS:
             raise UsageError(f"{MAX_TAILS} tails are running already")
-        stream = await self._bucket.stream(
-            "now", None, wanted.vbuckets or None, **_choose_options(self._bucket, wanted)
-        )
+        options = _choose_options(self._bucket, wanted)
+
+        async def open_stream(start: Start) -> ChangeStream:
+            return await self._bucket.stream(start, None, wanted.vbuckets or None, **options)
+
         number = secrets.randbits(52)  # JavaScript has no larger integers
         loop = asyncio.get_running_loop()
-        tail = self._tails[number] = _LiveTail(
-            wanted, stream, self._idle_seconds, lambda: loop.create_task(self._end(number))
-        )
+        tail = _LiveTail(wanted, open_stream, await open_stream("now"), self._max_gap)
+        tail.end_after(self._idle_seconds, lambda: loop.create_task(self._end(number)))
+        self._tails[number] = tail
         return number, 0, tail
 
     async def _end(self, number: int) -> None:
@@ -96,27 +105,55 @@ class _LiveTail:
 
     Args:
         wanted: the request that began it.
+        open_stream: returns another stream, from other positions.
         stream: the stream.
-        idle_seconds: the longest time between two requests.
-        end: called after a longer time.
-
-    Attributes:
-        failure: why the stream has ended.
+        max_gap: as MAX_GAP.
     """
 
+    _idle_seconds: float
+    _end: Callable[[], object]
+    _timer: asyncio.TimerHandle
+
     def __init__(
-        self, wanted: TailRequest, stream: ChangeStream, idle_seconds: float, end: Callable[[], object]
+        self,
+        wanted: TailRequest,
+        open_stream: Callable[[Start], Awaitable[ChangeStream]],
+        stream: ChangeStream,
+        max_gap: int,
     ) -> None:
-        self.failure: Error | OSError | None = None
         self._wanted = wanted
+        self._open_stream = open_stream
         self._stream = stream
-        self._idle_seconds, self._end = idle_seconds, end
+        self._max_gap = max_gap
+        self._resuming = asyncio.Lock()
+        self._has_failed = False
         self._changes: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_CHANGES)
         """The newest changes with their numbers."""
         self._newest = 0
         self._loop = asyncio.get_running_loop()
-        self._timer = self._loop.call_later(idle_seconds, end)
         self._reading = self._loop.create_task(self._read())
+
+    def end_after(self, idle_seconds: float, end: Callable[[], object]) -> None:
+        """Call a function once no request has come for some seconds."""
+        self._idle_seconds, self._end = idle_seconds, end
+        self._timer = self._loop.call_later(idle_seconds, end)
+
+    async def resume(self) -> None:
+        """Continue after a failure of the stream, at its positions. Raises Error or OSError without an answer."""
+        async with self._resuming:
+            if not self._has_failed:
+                return
+            self._timer.cancel()  # while the bucket is asked, the viewer waits
+            try:
+                now = await self._open_stream("now")
+                gap = _count_gap(self._stream.positions, now.positions)
+                stream = now if gap > self._max_gap else await self._open_stream(self._stream.positions or "now")
+            finally:
+                self._timer = self._loop.call_later(self._idle_seconds, self._end)
+            if stream is now:
+                self._newest += gap
+            self._stream, self._has_failed = stream, False
+            self._reading = self._loop.create_task(self._read())
 
     def has_same_filter(self, wanted: TailRequest) -> bool:
         """Return whether a request has the filter of this tail."""
@@ -151,7 +188,9 @@ class _LiveTail:
                         self._newest += 1
                         self._changes.append((self._newest, describe_change(change)))
         except (Error, OSError) as error:
-            self.failure = error
+            logger.info("a live tail was interrupted: %s", error)
+            await self._stream.close()
+            self._has_failed = True
 
     def _choose_newest(self, delivery: Delivery) -> list[Change]:
         """Return the newest changes of a delivery. The others are counted: to decode them would be in vain."""
@@ -159,6 +198,12 @@ class _LiveTail:
         left_out = max(len(content) - MAX_CHANGES, 0)
         self._newest += left_out
         return content[left_out:] if isinstance(content, list) else list_changes(content.slice(left_out))
+
+
+def _count_gap(seen: Mapping[int, Position], now: Mapping[int, Position]) -> int:
+    """Return the changes between positions, at most. A vbucket below its position has begun another history."""
+    ends = ((now[vbucket].seqno, position.seqno) for vbucket, position in seen.items() if vbucket in now)
+    return sum(end - start if end >= start else end for end, start in ends)
 
 
 async def read_newest(bucket: Bucket, vbucket: int) -> dict[str, Any]:
