@@ -1,10 +1,16 @@
 """Traces of a pipeline's run: a span for each micro-batch, and its children."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from penstock.client.tracing.span_types import CLIENT_SPANS
 from penstock.spark import Pipeline
 from penstock.spark.pipeline.run.batch_spans import PIPELINE_SPANS
+from penstock.spark.runtime.spark_session import hide_trace_launcher
+from tests.patience import PATIENCE
 from tests.spark.buckets import numbered
 from tests.traced import check_declared, record_spans
 
@@ -54,3 +60,23 @@ def test_tables_apply_rows_in_children_of_their_batches(spark, documents, tmp_pa
         causes += [link.context.span_id for span in spans for link in span.links]
         assert sorted(causes) == sorted(by_id), "each batch is the cause of one application"
     assert check_declared(found, (*PIPELINE_SPANS, *CLIENT_SPANS)) >= {"batch", "plan", "write_changelog", "apply"}
+
+
+@pytest.mark.process
+def test_launcher_does_not_trace_the_processes_of_spark(tmp_path, monkeypatch):
+    """`opentelemetry-instrument` puts a directory like this one into PYTHONPATH, and leaves it there."""
+    place = tmp_path / "opentelemetry" / "instrumentation" / "auto_instrumentation"
+    place.mkdir(parents=True)
+    (place / "sitecustomize.py").write_text("print('traced')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(place), str(tmp_path)]))
+
+    def start_process():
+        code = [sys.executable, "-c", "import sys; print(*sys.path, sep='\\n')"]
+        return subprocess.run(code, capture_output=True, text=True, timeout=PATIENCE, check=True).stdout.splitlines()
+
+    assert "traced" in start_process()
+    with hide_trace_launcher():
+        inherited = start_process()
+    assert "traced" not in inherited
+    assert str(tmp_path) in inherited
+    assert "traced" in start_process()

@@ -7,7 +7,8 @@ import os
 import shlex
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from importlib.resources import as_file, files
 from pathlib import Path
 from socketserver import BaseServer
@@ -52,6 +53,9 @@ SINGLE_MACHINE_SETTINGS = {
 }
 """Settings for one machine only: a cluster has its own values."""
 
+_TRACE_LAUNCHER = ("opentelemetry", "instrumentation", "auto_instrumentation")
+"""The end of the directory that `opentelemetry-instrument` puts into PYTHONPATH. It has a sitecustomize.py."""
+
 
 def local_session(
     processors: int | None = None, *, inherit: Sequence[int] = (), java_options: Sequence[str] | None = None
@@ -69,7 +73,7 @@ def local_session(
     Raises:
         UsageError: there is no fitting Java.
     """
-    with as_file(files("penstock.spark.runtime") / "worker-python") as worker:
+    with hide_trace_launcher(), as_file(files("penstock.spark.runtime") / "worker-python") as worker:
         has_java = SparkContext._gateway is not None  # Spark keeps its Java process for the next session
         environment = {} if has_java else _make_worker_environment(worker)
         spark = _start_session(f"local[{processors or '*'}]", SETTINGS, environment, inherit, java_options)
@@ -95,10 +99,30 @@ def cluster_session(master: str, *, inherit: Sequence[int] = ()) -> SparkSession
     """
     settings = {name: value for name, value in SETTINGS.items() if name not in SINGLE_MACHINE_SETTINGS}
     chosen = {name: os.environ[name] for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON") if name in os.environ}
-    spark = _start_session(master, settings, chosen, inherit)
+    with hide_trace_launcher():
+        spark = _start_session(master, settings, chosen, inherit)
     ship(spark)
     register(spark)
     return spark
+
+
+@contextmanager
+def hide_trace_launcher() -> Iterator[None]:
+    """Start processes that `opentelemetry-instrument` does not trace, in the block.
+
+    The launcher traces all Python processes that inherit its directory in PYTHONPATH. Each of Spark's processes would
+    have an exporter of its own, and send spans of its connections that belong to no micro-batch.
+    """
+    whole = os.environ.get("PYTHONPATH")
+    if whole is None:
+        yield
+        return
+    entries = whole.split(os.pathsep)
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in entries if Path(each).parts[-3:] != _TRACE_LAUNCHER)
+    try:
+        yield
+    finally:
+        os.environ["PYTHONPATH"] = whole
 
 
 def _start_session(
