@@ -139,10 +139,9 @@ class RequestQueue:
     def _serve_requests(self) -> None:
         """Serve requests until one blocks the others, or the turn ends."""
         session, share, clock = self._session, self.turn_bytes, self._session.node.loop.time
-        add, note_answered = self.replies.append, self._timer.note_answered
+        add, timer, is_timed = self.replies.append, self._timer, self._timer.read is not None
         look_at, deadline = max(share - _CLOCK_BYTES, 0), clock() + _TURN_SECONDS
         event: ReceiveEvent | _ResumedRequest | None = None
-        answer: Answer
         try:
             for event in self._waiting:
                 try:
@@ -150,7 +149,8 @@ class RequestQueue:
                         magic, opcode, _, datatype, _, cas, extras, key, value, _ = event
                         shape = (magic, datatype, opcode, len(extras), not key, not value, not cas)
                         answer = session.handlers.get(shape, serve_unusual)(session, event)
-                        note_answered(opcode)
+                        if is_timed:
+                            timer.answered.append(opcode)
                     elif type(event) is Run:
                         answer, share = self._serve_run(session, event), share - _CLOCK_BYTES
                     else:
@@ -206,8 +206,8 @@ class RequestQueue:
         """Time a request. A request that was parked has the time of its own read. Malformed ones have none."""
         if isinstance(event, _ResumedRequest):
             self._timer.note_late(event.request.opcode, event.read)
-        elif isinstance(event, Frame):
-            self._timer.note_answered(event.opcode)
+        elif isinstance(event, Frame) and self._timer.read is not None:
+            self._timer.answered.append(event.opcode)
 
     def _add_pieces(self, reply: ReplyPieces) -> None:
         self.replies += reply.parts

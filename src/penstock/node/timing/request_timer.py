@@ -1,14 +1,13 @@
 """Times the requests of one connection: from the read that has received them to the write of their replies.
 
 The replies of a turn are sent with one write. So one reading of the clock times all requests of the turn. Each request
-costs one byte in a list of opcodes, which is under 20 ns. A read costs more than a microsecond, a tenth of the work for
-a client that waits for each reply. Therefore a busy connection has one of about 16 reads timed. The timed read
+of a timed read costs one byte in a list of opcodes. A read costs more than a microsecond, a tenth of the work for
+a client that waits for each reply. Therefore a busy connection has one of about 32 reads timed. The timed read
 counts for the reads before it too. So a quantile is that of all commands, and a count is about that of all commands.
 """
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Iterator
 from itertools import chain, cycle, repeat
 from typing import Final, NamedTuple
@@ -20,12 +19,11 @@ __all__ = ["RequestTimer", "TimedRead"]
 _BUSY_SECONDS = 0.001
 """A connection with more than one read in this time is busy. All reads of other connections are timed."""
 
-_DISTANCES: Final = (11, 23, 7, 17, 13, 29, 9)
+_DISTANCES: Final = (23, 47, 13, 37, 27, 59, 17)
 """Reads from one timed read of a busy connection to the next.
 
 Their sum is a prime, so that a client whose commands repeat in another rhythm has each of them timed.
 """
-
 
 _FIRST_READS = 16
 """Reads of a new connection that are timed in any case: a program of few commands has all of them timed."""
@@ -53,26 +51,15 @@ class RequestTimer:
         reads_left: reads until the next one is timed. The queue counts it down, because a call would cost more.
         read: the read whose requests are served; None if it is not timed.
         late: answered requests that had to wait: opcode, and their own read.
-        note_answered: takes the opcode of each answered request of this read.
+        answered: opcodes of the answered requests of this read; those of a read that is not timed are left out.
     """
 
-    __slots__ = (
-        "_answered",
-        "_clock",
-        "_distance",
-        "_distances",
-        "_timed_at",
-        "late",
-        "note_answered",
-        "read",
-        "reads_left",
-    )
+    __slots__ = ("_clock", "_distance", "_distances", "_timed_at", "answered", "late", "read", "reads_left")
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self.reads_left = self._distance = 1
         self.read: TimedRead | None = None
-        self.note_answered: Callable[[int], None] = _ignore
-        self._answered = bytearray()
+        self.answered = bytearray()
         self.late: list[tuple[int, TimedRead]] = []
         self._clock = clock
         self._distances: Iterator[int] = chain(repeat(1, _FIRST_READS), cycle(_DISTANCES))
@@ -81,11 +68,11 @@ class RequestTimer:
     def begin_read(self) -> None:
         """Time the requests of a new read, if `reads_left` has come to 0. Call it too after a read that was timed."""
         if self.reads_left > 0:
-            self.read, self.note_answered = None, _ignore
+            self.read = None
             return
         now = self._clock()
         is_busy = now - self._timed_at < self._distance * _BUSY_SECONDS
-        self.read, self.note_answered, self._timed_at = TimedRead(now, self._distance), self._answered.append, now
+        self.read, self._timed_at = TimedRead(now, self._distance), now
         self.reads_left = self._distance = next(self._distances) if is_busy else 1
 
     def note_late(self, opcode: int, read: TimedRead | None) -> None:
@@ -106,12 +93,9 @@ class RequestTimer:
         """
         if times is not None:
             now = self._clock()
-            if self.read is not None and self._answered:
-                times.record(self._answered, now - self.read.received_at, now, self.read.reads)
+            if self.read is not None and self.answered:
+                times.record(self.answered, now - self.read.received_at, now, self.read.reads)
             for opcode, read in self.late:
                 times.record(bytes((opcode,)), now - read.received_at, now, read.reads)
-        self._answered.clear()
+        self.answered.clear()
         self.late.clear()
-
-
-_ignore: Final = deque[int](maxlen=0).append
