@@ -11,6 +11,7 @@ from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark import catch_up
 from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
 from penstock.spark.dependents.kafka.envelope import EventEncoder
+from penstock.spark.dependents.kafka.kafka_errors import ignore_lost_exception
 from penstock.spark.dependents.kafka.sink_position import SinkPosition
 from penstock.spark.dependents.kafka.topic_names import TopicNames
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
@@ -225,3 +226,10 @@ def test_reset_removes_position_and_id(lake):
     for name in ("events.json", "events.id"):
         (sink.path.parent / name).touch()
     assert [path.name for path in KafkaKind.list_files(lake, "events")] == ["events.json", "events.id"]
+
+
+def test_only_an_exception_that_the_client_lost_is_ignored():
+    with ignore_lost_exception():
+        raise SystemError("<method 'flush'> returned NULL without setting an exception")
+    with pytest.raises(SystemError, match="with an exception set"), ignore_lost_exception():
+        raise SystemError("<function> returned a result with an exception set") from KeyError()

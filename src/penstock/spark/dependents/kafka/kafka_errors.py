@@ -11,7 +11,7 @@ from typing import Any
 from penstock.errors import Error, Unreachable, UntrustedNode
 from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection
 
-__all__ = ["KafkaPatience", "translate_kafka_errors"]
+__all__ = ["KafkaPatience", "ignore_lost_exception", "translate_kafka_errors"]
 
 REFUSAL_SECONDS = 2.0
 """Seconds after a refusal in which another broker may still accept the connection."""
@@ -143,3 +143,23 @@ def translate_kafka_errors(patience: KafkaPatience) -> Iterator[None]:
         if not isinstance(error.__cause__, KafkaException):
             raise
         raise patience.make_error(error.__cause__.args[0]) from None
+
+
+@contextmanager
+def ignore_lost_exception() -> Iterator[None]:
+    """Ignore that confluent-kafka failed without an exception.
+
+    It raises an exception for a fatal error, and loses it if a callback follows. The error remains: the failed records
+    report it, and so does the next request.
+
+    Yields:
+        Once, for the block.
+
+    Raises:
+        SystemError: one with a cause.
+    """
+    try:
+        yield
+    except SystemError as error:
+        if error.__cause__ is not None:
+            raise

@@ -5,12 +5,15 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from contextlib import suppress
-from functools import partial
 from typing import Any
 
 from penstock.errors import Error
 from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection, QuietLogger
-from penstock.spark.dependents.kafka.kafka_errors import KafkaPatience, translate_kafka_errors
+from penstock.spark.dependents.kafka.kafka_errors import (
+    KafkaPatience,
+    ignore_lost_exception,
+    translate_kafka_errors,
+)
 from penstock.spark.dependents.kafka.sink_position import PositionTopic, SinkPosition
 
 __all__ = ["FlushedProducer", "RecordProducer", "TransactionalProducer"]
@@ -49,7 +52,7 @@ class RecordProducer(ABC):
         config |= {"delivery.report.only.error": True, "on_delivery": self._record_delivery}
         config["error_cb"] = self._patience.record_failure
         self._producer = Producer(config, logger=QuietLogger())
-        self._patience.serve_callbacks = partial(self._producer.poll, 0)
+        self._patience.serve_callbacks = self._serve_callbacks
 
     @abstractmethod
     def open(self, stored: SinkPosition | None) -> SinkPosition | None:
@@ -66,10 +69,10 @@ class RecordProducer(ABC):
         """
         with translate_kafka_errors(self._patience):
             self._produce(topic, key, value)
-        self._count += 1
-        if self._count % POLLED_RECORDS == 0:
-            self._producer.poll(0)
-            self._raise_failure()
+            self._count += 1
+            if self._count % POLLED_RECORDS == 0:
+                self._serve_callbacks()
+                self._raise_failure()
 
     def close(self) -> None:
         """Drop all records that were not committed, and close the connections."""
@@ -88,7 +91,7 @@ class RecordProducer(ABC):
                 self._producer.produce(topic, value, key, **more)
                 return
             except BufferError:
-                self._producer.poll(POLL_SECONDS)
+                self._serve_callbacks(POLL_SECONDS)
             self._raise_failure()
             self._patience.raise_refusal()
             if len(self._producer) < waiting:
@@ -99,7 +102,7 @@ class RecordProducer(ABC):
     def _flush(self) -> None:
         """Wait until the brokers have all records. Raises Unreachable if no record is taken within the timeout."""
         waiting, deadline = len(self._producer), time.monotonic() + self._patience.seconds
-        while self._producer.flush(min(SLICE_SECONDS, self._patience.seconds)):
+        while self._wait_for_brokers(min(SLICE_SECONDS, self._patience.seconds)):
             self._raise_failure()
             self._patience.raise_refusal()
             if len(self._producer) < waiting:
@@ -108,6 +111,21 @@ class RecordProducer(ABC):
                 raise self._patience.make_unreachable("records are not accepted")
         self._raise_failure()
         self._patience.forget_failures()
+
+    def _wait_for_brokers(self, seconds: float) -> int:
+        """Wait until the brokers have all records, at most some seconds.
+
+        Returns:
+            The number of records that they lack.
+        """
+        with ignore_lost_exception():
+            self._producer.flush(seconds)
+        return len(self._producer)
+
+    def _serve_callbacks(self, seconds: float = 0) -> None:
+        """Let the client report failures: those that it knows, or the first one within some seconds."""
+        with ignore_lost_exception():
+            self._producer.poll(seconds)
 
     def _record_delivery(self, error: Any, message: Any) -> None:
         if error is not None and self._failure is None:
