@@ -7,7 +7,7 @@ import json
 import logging
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, Final
 
@@ -54,6 +54,7 @@ class TailList:
         self._max_gap = max_gap
         self._idle_seconds = idle_seconds
         self._tails: dict[int, _LiveTail] = {}
+        self._timers: dict[int, asyncio.TimerHandle] = {}
 
     async def read(self, wanted: TailRequest) -> dict[str, Any]:
         """Return the changes since the last answer, and the positions for the next request.
@@ -70,7 +71,11 @@ class TailList:
         tail = self._tails.get(number)
         if tail is None or not tail.has_same_filter(wanted):
             number, seen, tail = await self._begin(wanted)
-        await tail.resume()
+        self._stop_timer(number)  # while the bucket is asked, the viewer waits
+        try:
+            await tail.resume()
+        finally:
+            self._start_timer(number)
         changes, skipped, newest = tail.take(seen)
         return {"positions": [number, newest], "changes": changes, "skipped": skipped}
 
@@ -82,19 +87,24 @@ class TailList:
     async def _begin(self, wanted: TailRequest) -> tuple[int, int, _LiveTail]:
         if len(self._tails) >= MAX_TAILS:
             raise UsageError(f"{MAX_TAILS} tails are running already")
-        options = _choose_options(self._bucket, wanted)
-
-        async def open_stream(start: Start) -> ChangeStream:
-            return await self._bucket.stream(start, None, wanted.vbuckets or None, **options)
-
+        stream = await _open_stream(self._bucket, wanted, "now")
         number = secrets.randbits(52)  # JavaScript has no larger integers
-        loop = asyncio.get_running_loop()
-        tail = _LiveTail(wanted, open_stream, await open_stream("now"), self._max_gap)
-        tail.end_after(self._idle_seconds, lambda: loop.create_task(self._end(number)))
-        self._tails[number] = tail
+        tail = self._tails[number] = _LiveTail(self._bucket, wanted, stream, self._max_gap)
         return number, 0, tail
 
+    def _start_timer(self, number: int) -> None:
+        """End a tail after some seconds, unless its viewer asks again."""
+        self._stop_timer(number)
+        if number in self._tails:
+            loop = asyncio.get_running_loop()
+            self._timers[number] = loop.call_later(self._idle_seconds, lambda: loop.create_task(self._end(number)))
+
+    def _stop_timer(self, number: int) -> None:
+        if (timer := self._timers.pop(number, None)) is not None:
+            timer.cancel()
+
     async def _end(self, number: int) -> None:
+        self._stop_timer(number)
         tail = self._tails.pop(number, None)
         if tail is not None:
             await tail.close()
@@ -104,25 +114,15 @@ class _LiveTail:
     """One tail: keeps the newest changes of a stream until its viewer has asked for later ones.
 
     Args:
+        bucket: the bucket.
         wanted: the request that began it.
-        open_stream: returns another stream, from other positions.
         stream: the stream.
         max_gap: as MAX_GAP.
     """
 
-    _idle_seconds: float
-    _end: Callable[[], object]
-    _timer: asyncio.TimerHandle
-
-    def __init__(
-        self,
-        wanted: TailRequest,
-        open_stream: Callable[[Start], Awaitable[ChangeStream]],
-        stream: ChangeStream,
-        max_gap: int,
-    ) -> None:
+    def __init__(self, bucket: Bucket, wanted: TailRequest, stream: ChangeStream, max_gap: int) -> None:
+        self._bucket = bucket
         self._wanted = wanted
-        self._open_stream = open_stream
         self._stream = stream
         self._max_gap = max_gap
         self._resuming = asyncio.Lock()
@@ -130,30 +130,20 @@ class _LiveTail:
         self._changes: deque[tuple[int, dict[str, Any]]] = deque(maxlen=MAX_CHANGES)
         """The newest changes with their numbers."""
         self._newest = 0
-        self._loop = asyncio.get_running_loop()
-        self._reading = self._loop.create_task(self._read())
-
-    def end_after(self, idle_seconds: float, end: Callable[[], object]) -> None:
-        """Call a function once no request has come for some seconds."""
-        self._idle_seconds, self._end = idle_seconds, end
-        self._timer = self._loop.call_later(idle_seconds, end)
+        self._reading = asyncio.create_task(self._read())
 
     async def resume(self) -> None:
         """Continue after a failure of the stream, at its positions. Raises Error or OSError without an answer."""
         async with self._resuming:
             if not self._has_failed:
                 return
-            self._timer.cancel()  # while the bucket is asked, the viewer waits
-            try:
-                now = await self._open_stream("now")
-                gap = _count_gap(self._stream.positions, now.positions)
-                stream = now if gap > self._max_gap else await self._open_stream(self._stream.positions or "now")
-            finally:
-                self._timer = self._loop.call_later(self._idle_seconds, self._end)
-            if stream is now:
-                self._newest += gap
-            self._stream, self._has_failed = stream, False
-            self._reading = self._loop.create_task(self._read())
+            positions = self._stream.positions
+            gap = _count_gap(positions, await self._bucket.high_seqnos())
+            is_long = gap > self._max_gap
+            self._stream = await _open_stream(self._bucket, self._wanted, "now" if is_long else positions or "now")
+            self._newest += gap if is_long else 0
+            self._has_failed = False
+            self._reading = asyncio.create_task(self._read())
 
     def has_same_filter(self, wanted: TailRequest) -> bool:
         """Return whether a request has the filter of this tail."""
@@ -167,14 +157,11 @@ class _LiveTail:
 
     def take(self, seen: int) -> tuple[list[dict[str, Any]], int, int]:
         """Return the changes after number `seen`, how many more there were, and the number of the newest one."""
-        self._timer.cancel()
-        self._timer = self._loop.call_later(self._idle_seconds, self._end)
         found = [change for number, change in self._changes if number > seen]
         return found, max(self._newest - seen, 0) - len(found), self._newest
 
     async def close(self) -> None:
         """End the stream."""
-        self._timer.cancel()
         self._reading.cancel()
         with suppress(asyncio.CancelledError):
             await self._reading
@@ -200,10 +187,14 @@ class _LiveTail:
         return content[left_out:] if isinstance(content, list) else list_changes(content.slice(left_out))
 
 
-def _count_gap(seen: Mapping[int, Position], now: Mapping[int, Position]) -> int:
-    """Return the changes between positions, at most. A vbucket below its position has begun another history."""
-    ends = ((now[vbucket].seqno, position.seqno) for vbucket, position in seen.items() if vbucket in now)
+def _count_gap(seen: Mapping[int, Position], seqnos: Mapping[int, int]) -> int:
+    """Return the changes behind positions, at most. A vbucket below its position has begun another history."""
+    ends = ((seqnos[vbucket], position.seqno) for vbucket, position in seen.items() if vbucket in seqnos)
     return sum(end - start if end >= start else end for end, start in ends)
+
+
+async def _open_stream(bucket: Bucket, wanted: TailRequest, start: Start) -> ChangeStream:
+    return await bucket.stream(start, None, wanted.vbuckets or None, **_choose_options(bucket, wanted))
 
 
 async def read_newest(bucket: Bucket, vbucket: int) -> dict[str, Any]:
