@@ -50,7 +50,7 @@ BEFORE = TrafficSample(
     states={"active": 512, "replica": 511, "pending": 0, "dead": 1},
     seqnos=dict.fromkeys(range(1024), 5),
     streams=[make_connection(number) for number in range(100)],
-    commands=[TimingRow(name, 7, None, [0.000_064, 0.004_096, 33.5]) for name in ("get_cmd", "store_cmd", "other_cmd")],
+    commands=[TimingRow(name, 7, None, [0.000_064, 0.004_096, 33.5]) for name in ("get", "set", "other")],
 )
 AFTER = replace(
     BEFORE,
@@ -84,7 +84,7 @@ def test_screen_fits_into_the_terminal(height):
     assert max(map(len, lines)) <= COLUMNS
     assert "1023: 500/s, 7: 10/s" in plain
     assert "█]" in plain
-    assert "99 %, 10 minutes  get 34 s   store 34 s" in plain
+    assert "99 %, 10 minutes  get 34 s   set 34 s" in plain
     assert "more connections, which lag less" in plain
     assert "\x1b" not in plain
 
@@ -104,7 +104,7 @@ def test_one_sample_is_printed_without_a_terminal(on_beer, node):
     shown = on_beer("top", "--json", "--interval", 0.1).json
     assert (shown["bucket"], shown["documents"], shown["vbuckets"]["active"], shown["streams"]) == ("beer", 2, 16, [])
     assert shown["per_second"].keys() == {"gets", "sets", "deletes", "sent_changes", "sent_bytes"}
-    latencies = shown["latencies"]["store_cmd"]
+    latencies = shown["latencies"]["set"]
     assert 0 < latencies["p50"] <= latencies["p95"] <= latencies["p99"]
     shown = on_beer("top", "--interval", 0.1)
     assert (shown.code, shown.err) == (0, "")

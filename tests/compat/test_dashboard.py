@@ -67,7 +67,7 @@ def expect_numbers_of_stats(shown, node):
     assert found.keys() == known.keys()
     assert {name for name in known if found[name] != known[name]} <= VOLATILE
     assert shown.page.evaluate(TEXT, "[data-total=curr_items]") == "90"
-    (row,) = (row for row in list_timings([read_stats(node, "latencies")]) or () if row.name == "store_cmd")
+    (row,) = (row for row in list_timings([read_stats(node, "latencies")]) or () if row.name == "set")
     shown.wait_for(SHOWS, ["#commands tbody tr:first-child td:nth-child(2)", str(row.count)])
     shown.page.focus('[data-vbucket="3"]')
     shown.wait_for("() => document.getElementById('detail').dataset.vbucket === '3'")

@@ -102,8 +102,9 @@ def test_commands_of_a_read_are_counted_by_kind():
             client.receive()
         until_stat(other, "cmd_get", "2")
         rows = {row.name: row.count for row in list_timings([other.stats("latencies")]) or ()}
-        assert rows.pop("other_cmd") >= 1
-        assert rows == {"get_cmd": 2, "store_cmd": 1, "delete_cmd": 1, "arith_cmd": 1, "subdoc_cmd": 1}
+        assert rows.pop("other") >= 1
+        assert rows == {"get": 2, "set": 1, "delete": 1, "counter": 1, "subdoc": 1}
+        assert "store_cmd_" in str(other.stats("timings"))
         other.stats("reset")
         assert "store_cmd" not in str(other.stats("timings"))
 
@@ -118,5 +119,5 @@ def test_request_that_waits_for_the_disk_has_the_time_until_its_reply(tmp_path):
         waited = time.monotonic() - began
         other.set(b"k")
         client.receive()
-        bounds = [int(name.rpartition(",")[2]) for name in other.stats("latencies") if name.startswith("other_cmd")]
+        bounds = [int(name.rpartition(",")[2]) for name in other.stats("latencies") if name.startswith("other")]
         assert max(bounds) > waited * 1e6

@@ -126,11 +126,11 @@ def test_state_has_the_numbers_of_stat(node, web):
     (stream,) = state["endpoints"]
     assert (stream["name"], stream["vbuckets"], stream["lag_seqnos"], stream["phase"]) == ("indexer", 1, 0, "in step")
     assert stream["items_sent"] == int(stats["ep_dcp_items_sent"])
-    shown = {row["name"]: (row["count"], row["quantiles"]) for row in state["commands"] if row["name"] != "other_cmd"}
+    shown = {row["name"]: (row["count"], row["quantiles"]) for row in state["commands"] if row["name"] != "other"}
     assert shown == {
         row.name: (row.count, row.quantiles) for row in list_timings([latencies]) or () if row.name in shown
     }
-    assert shown.keys() == {"store_cmd"}
+    assert shown.keys() == {"set"}
     assert state["collections"] == [{"scope": "_default", "name": "_default", "items": 5}]
     assert [(one["status"], one["active"]) for one in state["nodes"]] == [("healthy", 16)]
 

@@ -131,7 +131,7 @@ def _list_lines(sample: TrafficSample, rates: BucketRates) -> Iterator[str]:
 def _format_latencies(sample: TrafficSample) -> str:
     if sample.commands is None:
         return "latency of 99 %  unknown"
-    found = (f"{each.name.removesuffix('_cmd')} {_format_seconds(each.quantiles[-1])}" for each in sample.commands)
+    found = (f"{each.name} {_format_seconds(each.quantiles[-1])}" for each in sample.commands)
     return f"latency of 99 %, 10 minutes  {'   '.join(found) or 'no commands'}"
 
 

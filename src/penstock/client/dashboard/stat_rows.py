@@ -225,7 +225,7 @@ def list_timings(reported: Iterable[Stats]) -> list[TimingRow] | None:
     """Return the durations of all nodes together; None if no node has the group.
 
     Args:
-        reported: the group `timings` of each node: `NAME_LOW,HIGH`, bounds in microseconds.
+        reported: the group `timings` or `latencies` of each node: `NAME_LOW,HIGH`, bounds in microseconds.
     """
     counts: dict[str, dict[int, int]] = {}
     for stats in reported:

@@ -115,7 +115,7 @@ def _read_timings(bucket: ServedBucket) -> Stats:
 
 def _read_latencies(request: StatRequest) -> Stats:
     recent = request.bucket.command_times.list_recent(request.node.loop.time())
-    return (line for kind, times in recent.items() for line in times.list_stats(kind.stat))
+    return (line for kind, times in recent.items() for line in times.list_stats(kind.label))
 
 
 def _read_stat_timings(bucket: ServedBucket) -> Stats:

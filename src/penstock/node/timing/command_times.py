@@ -18,11 +18,11 @@ _STATE_SECONDS = 30.0
 
 
 class CommandKind(Enum):
-    """A kind of command. The names of STAT are ep-engine's, where ep-engine times the kind.
+    """A kind of command.
 
     Attributes:
-        label: the name in metrics and on pages.
-        stat: the name in statistics.
+        label: the name in metrics, on pages and in STAT latencies, which only this node has.
+        stat: the name in STAT timings: ep-engine's, where ep-engine times the kind.
         opcodes: the opcodes; those of no kind are OTHER.
     """
 

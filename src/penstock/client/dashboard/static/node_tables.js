@@ -65,12 +65,11 @@ export function showRows(place, label, rows, columns, { keyOf, empty, classOf = 
 
 const TASKS = { flusher: "Commit to disk", compactor: "Compaction", expiry_pager: "Expiry pager", key_loader: "Loading keys", stat: "Statistics" };
 
-const COMMANDS = { get_cmd: "get", store_cmd: "set", delete_cmd: "delete", arith_cmd: "counter", subdoc_cmd: "subdoc", other_cmd: "other" };
 const quantile = (number) => (row) => (row.count ? `≤ ${formatSeconds(row.quantiles[number])}` : "–");
 
 export function showCommands(place, document) {
   showRows(place, "Commands", document.commands, [
-    ["Commands, 10 minutes", false, (row) => COMMANDS[row.name] ?? row.name], ["Count", true, (row) => formatNumber(row.count)],
+    ["Commands, 10 minutes", false, (row) => row.name], ["Count", true, (row) => formatNumber(row.count)],
     ["50 %", true, quantile(0)], ["95 %", true, quantile(1)], ["99 %", true, quantile(2)],
   ], { keyOf: (row) => row.name, empty: "No command in the last ten minutes." });
 }

@@ -95,7 +95,7 @@ def _list_timings(bucket: ServedBucket) -> list[TimingRow]:
 
 def _list_commands(bucket: ServedBucket, now: float) -> list[TimingRow]:
     recent = bucket.command_times.list_recent(now)
-    return [_make_timing_row(kind.stat, times) for kind, times in recent.items() if times.count]
+    return [_make_timing_row(kind.label, times) for kind, times in recent.items() if times.count]
 
 
 def _make_timing_row(name: str, times: Histogram) -> TimingRow:
