@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line
+from penstock.cli.outputs.pipeline_outputs import PageLine
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
+from penstock.client.dashboard.static_files import PREFIX
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
-    from penstock.spark.pipeline.definition.run_options import PlannedPage
+    from penstock.spark.pipeline.definition.definition import PipelineDefinition
     from penstock.spark.pipeline.run.run_plan import PlannedSource
     from penstock.spark.pipeline.state.lake_status import LakeStatus
 
@@ -85,13 +87,12 @@ def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     be refused, and 1 if a file of an index or a sink is damaged.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
-    from penstock.spark.pipeline.definition.run_options import plan_pages
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
     from penstock.spark.pipeline.state.source_lakes import find_source_lakes
     from penstock.spark.pipeline.state.source_status import read_removed_status
 
     definition = read_definition(file)
-    sources, pages = planned(definition), plan_pages(definition.metrics, definition.dashboard)
+    sources, pages = planned(definition), _list_pages(definition)
     for source in sources:
         print(format_json_line(_make_object(source, pages)) if as_json else _format_plan(source), flush=True)
     for gone in read_removed_status(find_source_lakes(definition)):
@@ -105,8 +106,8 @@ def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
         raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(refusals[0], UsageError) else ExitCode.FAILURE)
 
 
-def _make_object(source: PlannedSource, pages: Sequence[PlannedPage]) -> dict[str, Any]:
-    shown = asdict(source) | {"pages": [page._asdict() for page in pages]}
+def _make_object(source: PlannedSource, pages: Sequence[PageLine]) -> dict[str, Any]:
+    shown = asdict(source) | {"pages": pages}
     shown["lake"] = source.status.to_dict()
     shown["refusal"] = None if source.refusal is None else str(source.refusal)
     del shown["status"]
@@ -134,10 +135,23 @@ def _format_plan(source: PlannedSource) -> str:
     return "\n".join(lines)
 
 
-def _format_page(page: PlannedPage) -> str:
-    place = f"http://{format_endpoint(page.host, page.port)}" if page.port else f"any free port of {page.host}, "
+def _list_pages(definition: PipelineDefinition) -> list[PageLine]:
+    """Return the pages that a run serves by its file. No login is read."""
+    pages: list[PageLine] = []
+    if (used := definition.metrics) is not None:
+        access: Literal["login", "open"] = "login" if used.has_login else "open"
+        pages.append(PageLine(name="metrics", host=used.host, port=used.port, path="/metrics", access=access))
+    if (page := definition.dashboard) is not None and page.enabled:
+        shown: Literal["login", "token"] = "login" if page.has_login else "token"
+        pages.append(PageLine(name="dashboard", host=page.host, port=page.port, path=PREFIX, access=shown))
+    return pages
+
+
+def _format_page(page: PageLine) -> str:
+    host, port = page["host"], page["port"]
+    place = f"http://{format_endpoint(host, port)}" if port else f"any free port of {host}, "
     access = {"login": "with a login", "token": "with a token that the run prints", "open": "without a login"}
-    return f"  {page.name:<24} {place}{page.path}   {access[page.access]}"
+    return f"  {page['name']:<24} {place}{page['path']}   {access[page['access']]}"
 
 
 def _format_removed(gone: LakeStatus, file: str) -> str:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
 
-from penstock.client.dashboard.static_files import PREFIX
 from penstock.client.login.credentials import Credentials, read_credentials_file, resolve_credentials
 from penstock.client.login.password_options import PasswordOptions, choose_password
 from penstock.client.signals.web_listener import LOOPBACK, WebListener, is_loopback
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, FILE, PORT, TEXT, check_limits, nonempty, number, option, shared_option
 
-__all__ = ["DashboardSettings", "Metrics", "PlannedPage", "ServedAddress", "Trigger", "plan_pages"]
+__all__ = ["DashboardSettings", "Metrics", "ServedAddress", "Trigger"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,36 +80,3 @@ class DashboardSettings(ServedAddress):
     def make_listener(self) -> WebListener | None:
         """Return the address with its login; None if it is not enabled. Raises UsageError for an unreadable login."""
         return WebListener(self.port, self.host, self.read_login(), "the dashboard") if self.enabled else None
-
-
-class PlannedPage(NamedTuple):
-    """A page that a run will serve.
-
-    Attributes:
-        name: the table of the file that declares it.
-        host: the address to listen on.
-        port: the port; 0: any free port.
-        path: its path.
-        access: login, the token in the address that the run prints, or open for no login.
-    """
-
-    name: Literal["metrics", "dashboard"]
-    host: str
-    port: int
-    path: str
-    access: Literal["login", "token", "open"]
-
-
-def plan_pages(metrics: Metrics | None, dashboard: DashboardSettings | None) -> list[PlannedPage]:
-    """Return the pages that a run serves by its file. No login is read."""
-    pages = []
-    if metrics is not None:
-        access: Literal["login", "open"] = "login" if metrics.has_login else "open"
-        pages.append(PlannedPage("metrics", metrics.host, metrics.port, "/metrics", access))
-    if dashboard is not None and dashboard.enabled:
-        pages.append(
-            PlannedPage(
-                "dashboard", dashboard.host, dashboard.port, PREFIX, "login" if dashboard.has_login else "token"
-            )
-        )
-    return pages
