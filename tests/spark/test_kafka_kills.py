@@ -70,6 +70,7 @@ def kill_while_sending(pipeline: Pipeline, phase: int) -> None:
         driver.wait_for((commits / str(target)).exists)
         driver.wait_for(lambda: read_state(pipeline) != 0)
         driver.kill_after(LONGEST_DELAY * chance.random(), java=phase % 4 == 1)
+        driver.wait_until_killed()
     driver.clean_up()
 
 

@@ -214,12 +214,11 @@ def state(lake: Lake) -> tuple[int, int, int]:
 
 @contextmanager
 def running_driver(pipeline: Pipeline, phase: int, point: str = "never") -> Iterator[Driver]:
-    """Run a driver on a changing bucket until it is killed, by itself or by the block."""
+    """Run a driver on a changing bucket in the block, which waits for its end."""
     driver = Driver(pipeline, point)
     try:
         with Workload(pipeline.documents, phase):
             yield driver
-            driver.wait_until_killed()
     finally:
         if driver.process.poll() is None:
             driver.kill(java=True)
@@ -228,7 +227,7 @@ def running_driver(pipeline: Pipeline, phase: int, point: str = "never") -> Iter
 def kill_at(pipeline: Pipeline, phase: int, point: str) -> None:
     """Run a driver on a changing bucket until it kills itself at `point`."""
     with running_driver(pipeline, phase, point) as driver:
-        pass
+        driver.wait_until_killed()
     if point != "driver":
         driver.clean_up()
 
@@ -250,6 +249,7 @@ def kill_after_commit_began(pipeline: Pipeline, phase: int) -> str:
         # Mostly soon: a commit takes 0.2 s or more.
         driver.kill_after(LONGEST_DELAY * chance.random() ** 3, java=phase % 2 == 0)
         is_done = (commits / str(target)).exists()  # after the kill, so that a commit which ends meanwhile is none
+        driver.wait_until_killed()
     driver.clean_up()
     if is_done:
         return "done"
