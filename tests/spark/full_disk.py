@@ -20,6 +20,8 @@ from penstock.node import Node
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
+from penstock.spark.pipeline.maintenance.erasure import erase_documents
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.pipeline.state.run_progress import SourceProgress
 from penstock.spark.runtime.spark_session import local_session
@@ -112,7 +114,7 @@ class FullDisks:
             # The changelog is the first table. Once it has the changes, readers merge them into the older documents.
             assert current_of(self.lake) == (self.documents.contents() if name == "current" else before)
             assert self.list_orphans() == []
-        assert [*self.lake.path.glob("_*.json.*")] == []
+        assert [*self.lake.path.glob("*.draft")] == []
         self.disks[name].clear()
         self.check_equal()
 
@@ -153,6 +155,18 @@ class FullDisks:
         self.disks["indexes"].clear()
         self.check_equal()
 
+    def check_erasure(self, name: str) -> None:
+        """Assert that an erasure without room names the reason, and is completed later."""
+        selection = DocumentSelection((b"key-7",))
+        self.disks[name].fill()
+        with pytest.raises(DiskFull, match=rf"^a disk is full while {self.lake.path}"):
+            erase_documents(self.lake, selection)
+        self.disks[name].clear()
+        assert erase_documents(self.lake, selection).is_done
+        assert current_of(self.lake).keys() == self.documents.contents().keys() - {b"key-7"}
+        self.change()
+        self.check_equal()
+
 
 def main(directory: str) -> None:
     quicken_java()
@@ -165,6 +179,8 @@ def main(directory: str) -> None:
         disks.check_state_file()
         disks.check_index()
         disks.check_command()
+        for name in ("lake", "changelog", "current", "indexes"):
+            disks.check_erasure(name)
     spark.stop()
 
 

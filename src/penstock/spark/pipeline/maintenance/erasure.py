@@ -37,6 +37,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, select_documents
 from penstock.spark.pipeline.state.stopping import REMOVED_PREFIX
+from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_files import read_parquet, replace_parquet
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import remove_tree
@@ -79,7 +80,8 @@ def erase_documents(
 ) -> ErasureReport:
     """Erase documents from the files of a lake, and complete an earlier erasure that was killed.
 
-    Raises LakeRefused while a run writes the lake, and if another program changed its changelog.
+    Raises LakeRefused while a run writes the lake, and if another program changed its changelog, and DiskFull if a
+    disk has no room; a later call goes on.
 
     Args:
         lake: the lake.
@@ -97,7 +99,7 @@ def erase_documents(
     """
     if not lake.changelog_table.path.is_dir():
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
-    with hold_lock(lake.path, 0) as lock:
+    with translate_full_disk(str(lake.path)), hold_lock(lake.path, 0) as lock:
 
         def end_step(name: str) -> None:
             lock.raise_if_lost()
