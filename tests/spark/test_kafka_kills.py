@@ -149,5 +149,6 @@ def test_topic_has_each_change_once_despite_many_killed_drivers(spark, pipeline,
     for first in range(0, KILLS, CHECKED_KILLS):
         killed += kill_drivers(pipeline, range(first, first + CHECKED_KILLS))
         check_topic(spark, pipeline, broker)
-    sys.stdout.write(f"{KILLS} kills: { ({', '.join(found): number for found, number in killed.items()}) }\n")
+    states = {", ".join(found): number for found, number in killed.items()}
+    sys.stdout.write(f"{KILLS} kills: {states}\n")
     assert sum(number for (state, _), number in killed.items() if state != STATES[0]) >= KILLS / 2
