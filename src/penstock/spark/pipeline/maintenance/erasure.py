@@ -80,7 +80,7 @@ def erase_documents(
 ) -> ErasureReport:
     """Erase documents from the files of a lake, and complete an earlier erasure that was killed.
 
-    Raises LakeRefused while a run writes the lake, and if another program changed its changelog, and DiskFull if a
+    Raises LakeRefused while a run writes the lake, and if another program changed its changelog. Raises DiskFull if a
     disk has no room; a later call goes on.
 
     Args:
