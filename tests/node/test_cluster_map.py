@@ -11,6 +11,7 @@ from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, ServerOpcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Get, GetClusterConfig, Hello, Noop, SelectBucket, SetVbucket, pack_features
+from tests.node.watch import has_unsent_bytes
 from tests.node.wire_client import connected
 
 F = Feature
@@ -76,7 +77,7 @@ def test_newest_map_is_pushed_behind_a_large_reply(beer, kind):
         request_features(client, F.DUPLEX, kind)
         client.set(b"k", bytes(18 << 20))
         client.send(Get(key=b"k"))
-        while not any(connection.bytes_unsent for connection in beer.connections.open_connections):
+        while not has_unsent_bytes(beer):
             assert other.status(Noop()) == Status.SUCCESS
         for vbucket in 2, 3:
             other.ask(SetVbucket(state=VbucketState.DEAD, vbucket=vbucket))

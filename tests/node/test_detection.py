@@ -34,11 +34,8 @@ ROWS = [(dialect, message) for dialect, messages in FIRST.items() for message in
 
 
 def list_dialects(node) -> list[Dialect]:
-    return [
-        dialect
-        for connection in node.connections.open_connections
-        if (dialect := connection.session.dialect) is not None
-    ]
+    dialects = node.call(lambda: [connection.session.dialect for connection in node.connections.open_connections])
+    return [dialect for dialect in dialects if dialect is not None]
 
 
 @pytest.mark.parametrize(("dialect", "message"), ROWS)
@@ -124,7 +121,7 @@ def test_listener_can_be_pinned(pin):
                 client.send(Noop())
                 client.skip_to(opcode=Opcode.NOOP)
                 assert (dialect or other) in list_dialects(node)
-                producers = {key for key, _ in node.buckets["default"].endpoints}
+                producers = node.call(lambda: {key for key, _ in node.buckets["default"].endpoints})
                 assert producers <= ({other} if dialect in {None, other} else set())
 
 

@@ -48,6 +48,7 @@ from penstock.wire.messages.subdoc import (
     unpack_lookup_results,
 )
 from penstock.wire.values.snappy import deflate, inflate
+from tests.node.watch import has_unsent_bytes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 from tests.waiting import pass_turns
@@ -230,7 +231,7 @@ def test_large_replies_keep_their_order(modern):
 def test_large_reply_holds_the_document_of_the_request_time(node, modern, other):
     modern.set(b"k", HUGE)
     modern.send(Get(key=b"k"))
-    while not any(connection.bytes_unsent for connection in node.connections.open_connections):
+    while not has_unsent_bytes(node):
         assert other.status(Noop()) == S.SUCCESS
     for filling in (b"1" * len(HUGE), b"2" * len(HUGE), b"3"):
         other.set(b"k", filling)
@@ -242,9 +243,9 @@ def test_closed_client_frees_its_unsent_replies(node, modern, other):
     modern.set(b"k", HUGE)
     with connected(node) as client:
         client.send(Get(key=b"k"))
-        while not any(connection.bytes_unsent for connection in node.connections.open_connections):
+        while not has_unsent_bytes(node):
             assert other.status(Noop()) == S.SUCCESS
-    while any(connection.bytes_unsent for connection in node.connections.open_connections):
+    while has_unsent_bytes(node):
         assert other.status(Noop()) == S.SUCCESS
 
 

@@ -1,9 +1,9 @@
 """Reports of producers, closing of producers by name, and disconnection of dead peers."""
 
-import asyncio
 import json
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -21,6 +21,7 @@ from penstock.wire.messages.tap import TapConnect, TapOptions
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
 from tests.node.tap_client import F, TapClient, connected_tap
+from tests.node.watch import has_unsent_bytes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -42,13 +43,6 @@ FIRSTS: dict[str, list[Message]] = {
 def upr(node):
     with connected(node) as client:
         yield client
-
-
-def run_on_loop(node, call, *arguments):
-    async def run():
-        return call(*arguments)
-
-    return asyncio.run_coroutine_threadsafe(run(), node.loop).result(PATIENCE)
 
 
 def read_reports(client) -> dict[str, Any]:
@@ -82,7 +76,7 @@ def test_each_producer_is_listed(node, client, consumer, upr):
     anonymous = found["upr:anon_1"]
     assert (anonymous["label"], anonymous["agent"]) == (f"anonymous@{get_address(upr)}", "agent/1")
     assert anonymous["streams"][0]["details"]["group"] == "group"
-    assert [report.to_dict()["name"] for report in run_on_loop(node, node.streams, "default")] == ["consumer", "anon_1"]
+    assert [report.to_dict()["name"] for report in node.streams("default")] == ["consumer", "anon_1"]
 
 
 def test_reports_name_the_filters(client):
@@ -165,13 +159,31 @@ def test_producer_can_be_closed_by_name(node, client, consumer, upr):
     assert client.status(CloseProducer(key=b"consume")) == S.KEY_ENOENT
     assert client.status(CloseProducer(key=b"consumer")) == S.SUCCESS
     assert consumer.ended()
-    assert run_on_loop(node, node.close_streams, "anon_1", "default") == 1
+    assert node.close_streams("anon_1", "default") == 1
     assert upr.ended()
     assert read_reports(client) == {}
     with pytest.raises(KeyNotFound, match="no change-stream connection b'anon_1'"):
-        run_on_loop(node, node.close_streams, "anon_1", "default")
+        node.close_streams("anon_1", "default")
     with pytest.raises(UsageError, match="no bucket 'wine'"):
-        run_on_loop(node, node.streams, "wine")
+        node.streams("wine")
+
+
+def test_any_thread_lists_producers_that_come_and_go(node):
+    def come_and_go(name):
+        for _ in range(100):
+            with connected(node) as client:
+                client.open(name)
+
+    with ThreadPoolExecutor(2) as threads, connected(node) as steady:
+        steady.open("steady")
+        working = [threads.submit(come_and_go, name) for name in ("left", "right")]
+        listed = []
+        while not all(work.done() for work in working):
+            listed.append({report.name for report in node.streams("default")})
+        for work in working:
+            work.result(PATIENCE)
+    assert all("steady" in names <= {"steady", "left", "right"} for names in listed)
+    assert {"steady"} < set().union(*listed)
 
 
 def test_unnamed_producer_takes_no_existing_name(node, client):
@@ -251,7 +263,7 @@ def test_peer_that_reads_nothing_of_a_large_reply_is_disconnected(dialect):
         client.set(b"k", bytes(18 << 20))
         with connected(node, receive_buffer=4096) as silent:
             silent.send(*FIRSTS.get(dialect, ()), Get(key=b"k", opaque=7))
-            while not any(connection.bytes_unsent for connection in node.connections.open_connections):
+            while not has_unsent_bytes(node):
                 client.status(Noop())
             patience = time.monotonic() + PATIENCE
             while len(node.connections.open_connections) > 1 and time.monotonic() < patience:
@@ -299,7 +311,7 @@ def test_accepted_sockets_have_keepalive(node, client):
         sockets = [one._transport.get_extra_info("socket") for one in node.connections.open_connections]
         return [bool(one.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE)) for one in sockets]
 
-    assert set(run_on_loop(node, get_keepalive)) == {True}
+    assert set(node.call(get_keepalive)) == {True}
 
 
 def test_hello_names_the_agent(node, client):

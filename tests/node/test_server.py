@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import threading
 
 import pytest
 
@@ -62,6 +63,20 @@ def test_url_names_host_port_and_bucket(host, address):
         if host != "::1":
             raise
         pytest.skip("no IPv6 on this machine")
+
+
+def test_functions_run_on_the_thread_of_the_node():
+    def fail():
+        raise TimeoutError("of the function")
+
+    with Node.running(vbuckets=1) as node:
+        thread = node.call(threading.get_ident)
+        assert thread != threading.get_ident()
+        assert node.call(lambda: node.call(threading.get_ident)) == thread
+        with pytest.raises(TimeoutError, match="of the function"):
+            node.call(fail)
+    with pytest.raises(UsageError, match="the node has ended"):
+        node.call(threading.get_ident)
 
 
 def test_port_is_free_after_a_stop():

@@ -355,9 +355,7 @@ def test_vbucket_can_have_several_streams(node, beer_writer, beer_consumer):
         assert isinstance(messages[0], SnapshotMarker)
         assert messages[2].key == make_key(collection)
     reports = [
-        (stream.filters, stream.details["sid"])
-        for producer in node.buckets["default"].endpoints.values()
-        for stream in producer.report().streams
+        (stream.filters, stream.details["sid"]) for report in node.streams("default") for stream in report.streams
     ]
     assert reports == [(("collections",), 1), (("collections",), 0xFFFF)]
     assert beer_consumer.status(CloseStream()) == S.DCP_STREAMID_INVALID

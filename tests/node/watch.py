@@ -7,11 +7,12 @@ from tests.patience import PATIENCE
 
 def run(node, work):
     """Run `work` on the node's event loop, which owns the node's state, and return its result."""
+    return node.call(work)
 
-    async def on_loop():
-        return work()
 
-    return asyncio.run_coroutine_threadsafe(on_loop(), node.loop).result(PATIENCE)
+def has_unsent_bytes(node):
+    """Return whether a connection of the node waits for its client to read."""
+    return node.call(lambda: any(connection.bytes_unsent for connection in node.connections.open_connections))
 
 
 class Watch:

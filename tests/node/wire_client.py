@@ -196,7 +196,7 @@ def find_session(node, client):
     """Return the node's session of a client's connection."""
     assert client.status(Noop()) == Status.SUCCESS  # now the node has accepted the connection
     host, port = client.socket.getsockname()
-    sessions = (connection.session for connection in node.connections.open_connections)
+    sessions = node.call(lambda: [connection.session for connection in node.connections.open_connections])
     (found,) = (session for session in sessions if session.peer == f"{host}:{port}")
     return found
 

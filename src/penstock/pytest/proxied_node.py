@@ -124,11 +124,7 @@ class PenstockNode:
     def call(self, function: Callable[[Node], T]) -> T:
         """Return the result of a function of the node. It runs on the node's event loop."""
         node = self.node
-
-        async def run() -> T:
-            return function(node)
-
-        return self.run(run())
+        return node.call(lambda: function(node))
 
     def run(self, coroutine: Coroutine[Any, Any, T]) -> T:
         """Return the result of a coroutine that runs on the node's event loop."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
-from typing import Any
+from threading import Thread, get_ident
+from typing import Any, TypeVar
 
 from penstock.errors import OperationTimeout, UsageError
 from penstock.node.agreement.serving_lease import ServingLease
@@ -44,6 +44,8 @@ __all__ = ["Node"]
 
 logger = logging.getLogger("penstock.node")
 
+T = TypeVar("T")
+
 DEFAULT_BUCKETS = ("default",)
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
@@ -51,12 +53,14 @@ _STOP_SECONDS = 10.0
 _DISK_SECONDS = 600.0
 _LAST_TURNS = 5  # turns of the event loop in which ended connections are freed
 _LAST_REPLY_SECONDS = 1.0  # for peers to take the last replies
+_CALL_SECONDS = 60.0
 
 
 class Node:
     """A running node: `start` runs it on the current event loop, `running` on a thread of its own.
 
-    All attributes but `url`, `host` and the ports belong to the event loop's thread.
+    `host` and the ports, `url`, `address`, `streams`, `close_streams` and `call` may be used from any thread. All else
+    belongs to the event loop's thread: other threads reach it through `call`.
 
     Attributes:
         loop: the event loop.
@@ -87,6 +91,7 @@ class Node:
 
     def __init__(self, loop: asyncio.AbstractEventLoop, options: NodeOptions) -> None:
         self.loop = loop
+        self._thread = get_ident()
         self.options = options
         self.machine = options.machine or Machine()
         self.host, self.is_loopback = _parse_host(options.host)
@@ -192,12 +197,12 @@ class Node:
 
     def _listen(self) -> None:
         kv, http, options = self.kv, self.http, self.options
-        self.http_port = http.listen(self.host, options.management_port(tls=False), self._make_listener(None))
+        self.http_port = http.listen(self.host, options.management_port(tls=False), _make_listener(self, None))
         if options.tls_port is not None:
-            listener = self._make_listener(self._tls)
+            listener = _make_listener(self, self._tls)
             self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
             self.tls_port = kv.listen(self.host, options.tls_port, listener)
-        self.kv_port = kv.listen(self.host, options.port, self._make_listener(None))
+        self.kv_port = kv.listen(self.host, options.port, _make_listener(self, None))
         self.set_topology(self.topology)
         for ports in (http.ports, kv.ports):  # only now, since each client gets all port numbers
             ports.start_accepting()
@@ -221,10 +226,6 @@ class Node:
     def _make_bucket_topology(self, bucket: str) -> Topology:
         found = self.cluster.make_topology(bucket)
         return self.topology if found is None else _place_ports(self, found)
-
-    def _make_listener(self, tls: ServerTls | None) -> Listener:
-        dialect, prototype = PINS[self.options.pin] if self.options.pin is not None else (None, False)
-        return Listener(self.get_access(tls is not None), dialect, prototype, tls)
 
     def get_access(self, tls: bool) -> ListenerAccess:
         """Return the access rules of a listener, with TLS or without.
@@ -320,7 +321,7 @@ class Node:
 
     def streams(self, bucket: str) -> list[EndpointReport]:
         """Return the reports of a bucket's producers. Raises UsageError for an unknown bucket."""
-        return [producer.report() for producer in self.buckets.find(bucket).endpoints.values()]
+        return self.call(lambda: [one.report() for one in self.buckets.find(bucket).endpoints.values()])
 
     def close_streams(self, name: str, bucket: str) -> int:
         """Close the change-stream connections of one name, for example `anon_1`.
@@ -336,7 +337,35 @@ class Node:
             KeyNotFound: no connection has the name.
             UsageError: the node has no such bucket.
         """
-        return self.buckets.find(bucket).close_endpoints(name.encode())
+        return self.call(lambda: self.buckets.find(bucket).close_endpoints(name.encode()))
+
+    def call(self, function: Callable[[], T]) -> T:
+        """Return the result of a function, which runs on the event loop's thread. Any thread may call it.
+
+        Raises:
+            UsageError: the node has ended.
+            OperationTimeout: the function has no result within a minute.
+            Exception: the function raised it.
+        """
+        if get_ident() == self._thread:
+            return function()
+
+        async def run() -> T:
+            return function()
+
+        running = run()
+        try:
+            answer = asyncio.run_coroutine_threadsafe(running, self.loop)
+        except RuntimeError:
+            running.close()
+            raise UsageError("the node has ended: expected a running node") from None
+        try:
+            return answer.result(_CALL_SECONDS)
+        except TimeoutError:
+            if answer.done():
+                raise  # of the function
+            answer.cancel()
+            raise OperationTimeout(f"the node's event loop did not answer within {_CALL_SECONDS:g} s") from None
 
     async def stop(self) -> None:
         """Stop listening, end all connections, and write all changes to disk.
@@ -393,6 +422,11 @@ def _make_cluster(node: Node) -> ClusterService:
         failover=options.failover,
         random=node.machine.random,
     )
+
+
+def _make_listener(node: Node, tls: ServerTls | None) -> Listener:
+    dialect, prototype = PINS[node.options.pin] if node.options.pin is not None else (None, False)
+    return Listener(node.get_access(tls is not None), dialect, prototype, tls)
 
 
 def _place_ports(node: Node, topology: Topology) -> Topology:
