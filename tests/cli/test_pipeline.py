@@ -4,6 +4,7 @@ import json
 import socket
 import urllib.request
 from dataclasses import asdict, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -121,6 +122,9 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
         assert found["last_batch"]["rows"] == 16
         assert (found["state"], found["pid"], found["lag"]) == ("running", process.pid, 0)
         assert found["changelog"]["rows"] == 316
+        assert found["pages"] == {"metrics": address, "dashboard": place}
+        assert f"  dashboard      {place}\n" in on_beer("pipeline", "status", file).out
+        assert token not in Path(lake, control.RUN_STATE).read_text()
         code, _, err = on_beer("pipeline", "reset", lake, "--yes")
         assert (code, "another run writes" in err) == (2, True)
         code, out, _ = on_beer("pipeline", "stop", file, "--timeout", 200)
@@ -132,6 +136,7 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
     (found,) = on_beer("pipeline", "status", lake, "--json").json_lines
     (current,) = found["dependents"]
     assert (found["state"], current["pending"], current["size"]["rows"]) == ("ended", 0, 296)
+    assert found["pages"] == {}
     assert on_beer("pipeline", "stop", lake).out == f"No run writes {lake}.\n"
 
 

@@ -37,7 +37,7 @@ def test_page_has_the_numbers_of_the_status(run, tmp_path):
     file = write_lake(tmp_path)
     (status,) = run("pipeline", "status", file, "--json").json_lines
     with run_page(file) as served:
-        url, _, token = served.urls["Dashboard"].partition("#token=")
+        url, _, token = served.urls["dashboard"].partition("#token=")
         assert ask(url, "/state")[0] == ask(url, "/state", "Bearer x")[0] == 401
         assert b"pipeline.js" in ask(url)[1]
         code, body = ask(url, "/state", f"Bearer {token}")
@@ -54,7 +54,7 @@ def test_metrics_and_page_share_a_port_and_keep_their_logins(tmp_path):
     file = write_lake(tmp_path)
     page = WebListener(0, login=LOGIN, purpose="the dashboard")
     with run_page(file, WebListener(0), page) as served:
-        metrics, dashboard = served.urls["Prometheus metrics"], served.urls["Dashboard"]
+        metrics, dashboard = served.urls["metrics"], served.urls["dashboard"]
         assert urlsplit(metrics).netloc == urlsplit(dashboard).netloc
         assert ask(metrics)[0] == 200
         for path in ("", "/state", "/assets/pipeline.js"):

@@ -27,7 +27,7 @@ def file(tmp_path_factory):
 
 @pytest.mark.parametrize("look", [{}, {"dark": True}, {"phone": True}, {"phone": True, "dark": True}], ids=str)
 def test_page_shows_the_run(browser, file, look):
-    with run_page(file) as served, open_page(browser, served.urls["Dashboard"], **look) as shown:
+    with run_page(file) as served, open_page(browser, served.urls["dashboard"], **look) as shown:
         facts = {
             name: shown.page.locator(f"[data-fact={name}]").text_content()
             for name in ("lag", "changelog_rows", "last_batch", "missing", "state")

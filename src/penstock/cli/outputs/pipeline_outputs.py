@@ -217,6 +217,7 @@ class LakeState(TypedDict):
         removed: dependents that have files, and are no longer declared.
         paused: whether the file pauses the source.
         declared: false for a source that the file no longer declares.
+        pages: addresses of the pages that a running run serves, by name (metrics, dashboard), without tokens.
     """
 
     lake: str
@@ -241,6 +242,7 @@ class LakeState(TypedDict):
     removed: list[UndeclaredDependent]
     paused: bool
     declared: bool
+    pages: dict[str, str]
 
 
 class StoppedLake(LakeState):

@@ -131,6 +131,7 @@ def _refuse_options(context: typer.Context) -> None:
             raise UsageError(f"{parameter.opts[0]} cannot be combined with FILE: set it in the file")
 
 
+_TITLES = {"metrics": "Prometheus metrics", "dashboard": "Dashboard"}
 _SOURCE_FLAGS = {*(each.flag for each in list_options(SourceFlags).values()), "--url", "--username", "--password-file"}
 
 
@@ -170,12 +171,14 @@ def _run_pipeline(
                 display.show(progress)
                 check()
 
-            return run_pipeline(definition, available_now=available_now, master=master, report=report)
+            return run_pipeline(
+                definition, available_now=available_now, master=master, report=report, pages=figures.urls
+            )
 
-        for title, url in figures.urls.items():
-            display.print_line(f"{title}: {url}")
-        if as_json and "Dashboard" in figures.urls:
+        for name, url in figures.urls.items():
+            display.print_line(f"{_TITLES[name]}: {url}")
+        if as_json and "dashboard" in figures.urls:
             # Standard output has the progress alone, one form of object in each line.
-            print(f"Dashboard: {figures.urls['Dashboard']}", file=sys.stderr, flush=True)
+            print(f"{_TITLES['dashboard']}: {figures.urls['dashboard']}", file=sys.stderr, flush=True)
         display.print_line("Starting Spark.")
         return run_interruptibly(follow)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     epilog=format_examples("penstock pipeline status pipeline.toml", "penstock pipeline status ./lake --json")
 )
 def status(where: FileOrLake, *, as_json: AsJson = False) -> None:
-    """Show the process that writes the tables, their lag and their size.
+    """Show the process that writes the tables with its pages, and the lag and size of the tables.
 
     Also names sources, indexes and sinks that have files and are no longer declared.
 
@@ -44,6 +44,7 @@ def _format_status(found: LakeStatus) -> str:
         lag = "unknown" if found.lag is None else f"{found.lag:,} seqnos"
         rates = f"{found.rows_per_second:,.0f} rows/s, {format_size(found.bytes_per_second)}/s"
         lines.append(f"  {'lag':<14} {lag}   {rates}")
+    lines += [f"  {name:<14} {url}" for name, url in found.pages.items()]
     if found.last_rollback is not None:
         vbuckets = found.last_rollback.vbuckets
         lines.append(f"  {'rolled back':<14} {format_time(found.last_rollback.at)}: vbuckets {format_ranges(vbuckets)}")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, replace
@@ -64,6 +64,7 @@ def run_pipeline(
     master: str | None = None,
     report: ReportProgress | None = None,
     finish: threading.Event | None = None,
+    pages: Mapping[str, str] | None = None,
 ) -> tuple[SourceProgress, ...]:
     """Follow the sources into their lakes until the run is interrupted, or asked to stop through one of the lakes.
 
@@ -78,6 +79,8 @@ def run_pipeline(
         master: the cluster of a session that is started, as for spark-submit; None for this machine.
         report: called about once a second for each source.
         finish: once set, the run ends as soon as all tables have caught up.
+        pages: addresses of pages about the run, by name, which the status shows while it runs. A token behind `#` is a
+            secret, and is left out.
 
     Returns:
         The last progress of each source that is not paused.
@@ -97,17 +100,7 @@ def run_pipeline(
             loop.run(check_dialect(source.address, source.dialect))
             loop.run(place.bucket.high_seqnos())
             check_bucket(place.source, place.lake, loop.run(place.bucket.cluster()).uuid)
-        for place in places:
-            place.lake.create()
-        for place in places:
-            place.lock = stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS))
-        for place in places:
-            # Again: the run that held the lock may have written since the first check.
-            check_lake(definition, place.source, place.lake)
-            control.store_content(place.lake, place.source.list_content_options())
-            if isinstance(place.lake.path, ObjectPath):
-                place.checkpoint = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-checkpoint-")))
-                restore_checkpoint(place.lake, place.checkpoint, place.lake.find_newest_batch())
+        _take_lakes(definition, places, stack)
         used = [(place.source, place.lake) for place in places]
         locks = [descriptor for place in places for descriptor in place.lock.descriptors]
         # Inside and outside of the session, because a stopped session no longer returns the causes of an error.
@@ -118,8 +111,30 @@ def run_pipeline(
             translate_errors(),
         ):
             sources = [_create_source_run(definition, place, loop, session) for place in places]
-            run = _PipelineRun(definition.lake, sources, report_all, available_now, finish or threading.Event())
+            run = _PipelineRun(
+                definition.lake,
+                sources,
+                report_all,
+                available_now=available_now,
+                finish=finish or threading.Event(),
+                state=control.create_run_state(pages),
+            )
             return run.follow(session)
+
+
+def _take_lakes(definition: PipelineDefinition, places: Sequence[_OpenSource], stack: ExitStack) -> None:
+    """Create and lock the lakes of a run, and restore checkpoints that object stores keep. The stack undoes it."""
+    for place in places:
+        place.lake.create()
+    for place in places:
+        place.lock = stack.enter_context(hold_lock(place.lake.path, LOCK_SECONDS))
+    for place in places:
+        # Again: the run that held the lock may have written since the first check.
+        check_lake(definition, place.source, place.lake)
+        control.store_content(place.lake, place.source.list_content_options())
+        if isinstance(place.lake.path, ObjectPath):
+            place.checkpoint = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-checkpoint-")))
+            restore_checkpoint(place.lake, place.checkpoint, place.lake.find_newest_batch())
 
 
 def _create_source_run(
@@ -194,8 +209,10 @@ class _PipelineRun:
         place: str,
         sources: Sequence[SourceRun],
         report: ReportProgress | None,
+        *,
         available_now: bool,
         finish: threading.Event,
+        state: control.RunState,
     ) -> None:
         self._place = place
         self._sources = sources
@@ -205,7 +222,7 @@ class _PipelineRun:
         tasks = [task for source in sources for task in source.tasks]
         self._local_runner = DependentRunner([task for task in tasks if task.is_local])
         self._remote_runners = [DependentRunner([task]) for task in tasks if not task.is_local]
-        self._state = control.create_run_state()
+        self._state = state
         self._state_files = [control.RunStateFile(source.lake, source.lock) for source in sources]
         self._written_at = 0.0
 

@@ -138,9 +138,9 @@ def serve_run(
             add_site(dashboard, page)
         ports = {place: stack.enter_context(serve_sites(found, one)) for place, (one, found) in sites.items()}
         if metrics is not None:
-            served.urls["Prometheus metrics"] = metrics.make_url(ports[metrics.host, metrics.port])
+            served.urls["metrics"] = metrics.make_url(ports[metrics.host, metrics.port])
         if dashboard is not None and page is not None:
-            served.urls["Dashboard"] = page.make_url(ports[dashboard.host, dashboard.port])
+            served.urls["dashboard"] = page.make_url(ports[dashboard.host, dashboard.port])
         yield served
 
 
@@ -152,7 +152,7 @@ class ServedRun:
 
     Attributes:
         documents: those of the page; None: it is not served.
-        urls: the addresses by their titles.
+        urls: the addresses of the pages metrics and dashboard, with the token of the dashboard.
     """
 
     def __init__(self, metrics: PipelineMetrics) -> None:

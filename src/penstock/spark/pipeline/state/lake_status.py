@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -98,6 +98,7 @@ class LakeStatus:
         removed: dependents that have files in the lake, and are no longer declared.
         paused: whether the file pauses the source.
         declared: False for the lake of a source that the file no longer declares.
+        pages: addresses of the pages that a running run serves, by name, without tokens.
     """
 
     lake: str
@@ -122,6 +123,7 @@ class LakeStatus:
     removed: tuple[RemovedDependent, ...] = ()
     paused: bool = False
     declared: bool = True
+    pages: dict[str, str] = field(default_factory=dict)
 
     def to_dict(self) -> dict[str, Any]:
         """Return the status as a dict for JSON, with times as text in ISO 8601."""
@@ -153,11 +155,12 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
     progress: dict[str, Any] = state.progress if state is not None else {}
     found = progress.get("last_rollback")
     version, size = _measure_changelog(lake)
+    run = _find_run_state(lake, state)
     rollback = RollbackEvent(found["at"], tuple(found["vbuckets"])) if found else find_last_rollback(lake)
     return LakeStatus(
         lake=str(lake.path),
         source=source if source is not None else progress.get("source"),
-        state=_find_run_state(lake, state),
+        state=run,
         pid=state.pid if state is not None else None,
         since=state.started if state is not None else None,
         until=state.updated if state is not None else None,
@@ -175,6 +178,7 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
         last_rollback=rollback,
         schema_changes=tuple(progress.get("schema_changes", ())),
         removed=tuple(_list_removed(lake, progress, declared)),
+        pages=state.pages if state is not None and run == "running" else {},
     )
 
 

@@ -11,9 +11,10 @@ import json
 import os
 import time
 import uuid
-from collections.abc import Collection
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
+from urllib.parse import urldefrag
 
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -49,6 +50,7 @@ class RunState:
         ended: True if the run ended by itself.
         error: the error that ended it, in one sentence.
         progress: its progress, SourceProgress as a dict.
+        pages: addresses of the pages that it serves, by name, without tokens.
     """
 
     run: str
@@ -58,6 +60,7 @@ class RunState:
     ended: bool
     error: str | None
     progress: dict[str, Any]
+    pages: dict[str, str] = field(default_factory=dict)
 
     def write(self, lake: LakeDirectory) -> None:
         """Replace the state in a lake, whichever run has written it."""
@@ -92,10 +95,15 @@ class RunStateFile:
             self._document.replace(state.to_json())
 
 
-def create_run_state() -> RunState:
-    """Return the state of a run that starts in this process."""
+def create_run_state(pages: Mapping[str, str] | None = None) -> RunState:
+    """Return the state of a run that starts in this process.
+
+    Args:
+        pages: addresses of the pages that the run serves, by name. A token behind `#` is a secret, and is left out.
+    """
     now = time.time()
-    return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, progress={})
+    shown = {name: urldefrag(url).url for name, url in (pages or {}).items()}
+    return RunState(uuid.uuid4().hex, os.getpid(), now, now, ended=False, error=None, progress={}, pages=shown)
 
 
 def read_run_state(lake: LakeDirectory) -> RunState | None:
