@@ -1,5 +1,6 @@
 """Kill drivers of a pipeline with a Kafka sink: the topic has each change once, and its documents equal the bucket."""
 
+import json
 import random
 import sys
 from collections import Counter
@@ -10,13 +11,16 @@ from pyspark.sql import SparkSession
 
 from tests.compat.kafka_broker import KafkaBroker, MergedEvents, read_values
 from tests.compat.kafka_driver import SMALL_QUEUE, STATES
+from tests.spark.buckets import check_changelog
 from tests.spark.driver import STATE_SUFFIX
 from tests.spark.test_kills import (
     Pipeline,
     catch_up,
     check,
+    check_dependents,
     kill_at,
     list_numbers,
+    lose_newest,
     pipeline,
     running_driver,
     store_first_documents,
@@ -140,6 +144,50 @@ def test_topic_has_each_change_once_despite_killed_drivers(spark, pipeline, brok
     store_first_documents(pipeline)
     kill_drivers(pipeline, range(2))
     check_topic(spark, pipeline, broker)
+
+
+def check_after_failovers(spark: SparkSession, pipeline: Pipeline, broker: KafkaBroker) -> int:
+    """Assert that tables and topic equal the bucket, and that the topic has each change of each branch once at most.
+
+    Returns:
+        The number of rollbacks in the topic of rollbacks.
+    """
+    catch_up(spark, pipeline)
+    rows = check_changelog(pipeline.lake).to_pylist()
+    check_dependents(pipeline)
+    merged = MergedEvents.merge(broker.consume("beer"))
+    assert {key: found for (_, key), found in merged.documents.items()} == read_values(pipeline.documents.contents())
+    assert len(merged.changes) == len(set(merged.changes))
+    snapshot = [event["source"] for event in merged.events if event["source"]["snapshot"] == "true"]
+    begun = {(source["vbucket"], source["history"]) for source in snapshot}
+    sent = [json.loads(record.value()) for record in broker.consume("beer.rollbacks")]
+    for vbucket in range(16):
+        written = [row["history"] for row in rows if (row["vbucket"], row["event"]) == (vbucket, "rollback")]
+        histories = [event["history"] for event in sent if event["vbucket"] == vbucket]
+        first = max((history + 1 for place, history in begun if place == vbucket), default=min(histories, default=1))
+        assert histories == sorted(history for history in written if history >= first)
+    return len(sent)
+
+
+@pytest.mark.spark
+def test_topic_equals_a_bucket_that_fails_over_while_drivers_are_killed(spark, pipeline, broker):
+    store_first_documents(pipeline)
+    pipeline = pipeline._replace(has_failovers=True)
+    kill_drivers(pipeline, range(2))
+    lose_newest(pipeline.node, 3, 5)
+    assert check_after_failovers(spark, pipeline, broker) > 0
+
+
+@pytest.mark.soak
+def test_topic_equals_a_bucket_that_fails_over_while_many_drivers_are_killed(spark, pipeline, broker):
+    store_first_documents(pipeline)
+    pipeline = pipeline._replace(has_failovers=True)
+    killed: Counter[tuple[str, str]] = Counter()
+    for first in range(0, KILLS, CHECKED_KILLS):
+        killed += kill_drivers(pipeline, range(first, first + CHECKED_KILLS))
+        rollbacks = check_after_failovers(spark, pipeline, broker)
+    sys.stdout.write(f"{KILLS} kills, {rollbacks} rollbacks: {dict(killed)}\n")
+    assert rollbacks >= KILLS
 
 
 @pytest.mark.soak

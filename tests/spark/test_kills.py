@@ -29,6 +29,7 @@ from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.storage.object_path import LakePath
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, current_of
+from tests.spark.test_protocols import fail_over
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,12 +61,22 @@ url = "{copy}"
 
 
 class Pipeline(NamedTuple):
-    """A pipeline from one bucket to its tables and to another bucket, and the file that declares it."""
+    """A pipeline from one bucket to its tables and to another bucket, and the file that declares it.
+
+    Attributes:
+        file: the file.
+        node: the node of both buckets.
+        documents, copy: the buckets.
+        lake: the tables.
+        has_failovers: whether vbuckets of the bucket fail over while drivers run.
+    """
 
     file: Path
+    node: Node
     documents: Documents
     copy: Documents
     lake: Lake
+    has_failovers: bool = False
 
 
 @pytest.fixture
@@ -77,7 +88,7 @@ def pipeline(tmp_path):
     ):
         file = tmp_path / "pipeline.toml"
         file.write_text(PIPELINE.format(url=node.url("default"), copy=node.url("copy")))
-        yield Pipeline(file, documents, copy, Lake(tmp_path / "lake"))
+        yield Pipeline(file, node, documents, copy, Lake(tmp_path / "lake"))
 
 
 class Driver:
@@ -131,10 +142,14 @@ def _group_lives(group: int) -> bool:
 
 
 class Workload:
-    """Changes documents until it is stopped; each phase has its own keys, so that no later phase hides a loss."""
+    """Changes documents until it is stopped; each phase has its own keys, so that no later phase hides a loss.
 
-    def __init__(self, documents: Documents, phase: int) -> None:
-        self._documents = documents
+    With failovers, a vbucket loses its newest changes about once a second.
+    """
+
+    def __init__(self, pipeline: Pipeline, phase: int) -> None:
+        self._pipeline = pipeline
+        self._documents = pipeline.documents
         self._phase = phase
         self._stopping = threading.Event()
         self._thread = threading.Thread(target=self._work)
@@ -155,6 +170,14 @@ class Workload:
             number += 5
             self._documents.store({key: document(number, self._phase) for key in keys})
             self._documents.remove(chance.sample(keys, 2))
+            if self._pipeline.has_failovers and not chance.randrange(10):
+                lose_newest(self._pipeline.node, chance.randrange(16), chance.randrange(1, 20))
+
+
+def lose_newest(node: Node, vbucket: int, count: int) -> None:
+    """Let a vbucket fail over to a copy without its newest changes."""
+    found = node.buckets["default"].store.vbuckets[vbucket]
+    fail_over(node, vbucket, max(node.call(lambda: found.changes.high_seqno) - count, 0))
 
 
 def document(number: int, phase: int) -> bytes:
@@ -217,7 +240,7 @@ def running_driver(pipeline: Pipeline, phase: int, point: str = "never") -> Iter
     """Run a driver on a changing bucket in the block, which waits for its end."""
     driver = Driver(pipeline, point)
     try:
-        with Workload(pipeline.documents, phase):
+        with Workload(pipeline, phase):
             yield driver
     finally:
         if driver.process.poll() is None:
