@@ -32,6 +32,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 from penstock.spark.runtime.changelog_sink import ChangelogSink, ChangelogWriter, FileListWriter
+from penstock.spark.storage.object_path import LakePath
 from tests.compat.kafka_driver import watch_sinks
 
 STATE_SUFFIX = ".kafka"
@@ -48,10 +49,14 @@ def wait_until_sent(lake: LakeDirectory) -> None:
     """Wait until the Kafka sink has sent the newest version of the changelog."""
     changelog = lake.changelog_table.open()
     assert changelog is not None
-    (path,) = (lake.path / DIRECTORY).glob("*.json")
-    position = PositionFile(path, "")
-    while (position.read() or ("", -1))[1] < changelog.version():
+    directory = lake.path / DIRECTORY
+    while not any(_read_version(path) >= changelog.version() for path in directory.glob("*.json")):
         threading.Event().wait(0.005)
+
+
+def _read_version(path: LakePath) -> int:
+    found = PositionFile(path, "").read()
+    return -1 if found is None else found[1]
 
 
 class KillingCommit(ChangelogWriter):
