@@ -4,10 +4,8 @@ import doctest
 import json
 import os
 import re
-import socket
 import subprocess
 import sys
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +13,7 @@ import pytest
 
 from penstock.node import Node
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -86,11 +85,7 @@ def test_spark_blocks(tmp_path):
 
 def on_free_ports(text: str) -> str:
     """Return shell commands with free ports in the place of the usual ones."""
-    with ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in USUAL_PORTS]
-        for one in sockets:
-            one.bind(("127.0.0.1", 0))
-        ports = [str(one.getsockname()[1]) for one in sockets]
+    ports = [str(port) for port in free_ports(len(USUAL_PORTS))]
     for usual, free in zip(USUAL_PORTS, ports, strict=True):
         text = text.replace(usual, free)
     options = "".join(f" --{name} {port}" for name, port in zip(("port", "http-port"), ports, strict=False))

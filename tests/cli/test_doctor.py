@@ -1,7 +1,6 @@
 """`penstock doctor`: findings about servers of many kinds, exit codes, and no secret in any of them."""
 
 import asyncio
-import socket
 
 import pytest
 
@@ -16,6 +15,7 @@ from penstock.node.auth.users_file import change_users
 from penstock.node.transport.machine import Machine
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer
 from tests.client.scripted_release import RELEASES, ReleaseServer
+from tests.ports import free_ports
 
 SECRET = "hunter2hunter2"
 VBUCKETS = 4
@@ -53,12 +53,6 @@ def guarded(tmp_path_factory):
         yield node
 
 
-def find_closed_port():
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        return taken.getsockname()[1]
-
-
 def test_own_node_has_no_problem_and_lacks_nothing(healthy):
     found = examine(healthy.url("beer"))
     assert {each.state for each in found.values()} == {S.OK}
@@ -67,7 +61,7 @@ def test_own_node_has_no_problem_and_lacks_nothing(healthy):
 
 
 def test_closed_port_is_a_problem():
-    port = find_closed_port()
+    port = free_ports(1)[0]
     (problem,) = examine(f"couchbase://127.0.0.1:{port}/beer").values()
     assert (problem.check, problem.state) == ("reachable", S.PROBLEM)
     assert problem.text == f"127.0.0.1:{port}: Connection refused"
@@ -75,7 +69,7 @@ def test_closed_port_is_a_problem():
 
 
 def test_closed_port_of_one_of_two_hosts_is_a_warning(healthy):
-    found = examine(f"couchbase://127.0.0.1:{find_closed_port()},127.0.0.1:{healthy.kv_port}/beer")
+    found = examine(f"couchbase://127.0.0.1:{free_ports(1)[0]},127.0.0.1:{healthy.kv_port}/beer")
     assert list_states(found, S.PROBLEM) == set()
     assert "127.0.0.1" in found["version"].topic
 
@@ -178,7 +172,7 @@ def test_command_reports_machine_and_server_and_its_exit_code(run, healthy, monk
     assert checks >= {"penstock", "python", "java", "extra spark", "port 11210", "space for temporary files"}
     assert found.code == (1 if found.json["problems"] else 0)
     monkeypatch.setenv("PENSTOCK_PASSWORD", SECRET)
-    port = find_closed_port()
+    port = free_ports(1)[0]
     found = run("doctor", "--quiet", "--url", f"couchbase://127.0.0.1:{port}/beer", "--username", "u")
     assert (found.code, found.err) == (1, "")
     assert f"problem  127.0.0.1:{port}: Connection refused" in found.out

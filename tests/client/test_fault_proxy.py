@@ -9,6 +9,7 @@ import pytest
 from penstock.client.blocking import LoopThread
 from penstock.pytest import FaultProxy, ProxySide
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 
 
 class Sides:
@@ -157,7 +158,6 @@ def test_delay_passes_everything_on(sides):
 
 
 def test_connection_to_a_server_that_is_down_is_reset(sides):
-    with socket.create_server(("127.0.0.1", 0)) as closed:
-        sides.proxy.target = closed.getsockname()
+    sides.proxy.target = ("127.0.0.1", *free_ports(1))
     with pytest.raises(ConnectionError):
         assert sides.dial().recv(1)

@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import subprocess
 import sys
 import threading
@@ -28,6 +27,7 @@ from penstock.spark.dependents.kinds.invalidation import Invalidation
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from tests.examples import scaled
 from tests.patience import PATIENCE
+from tests.ports import free_ports
 from tests.spark.lakes import ROOT, append, model, rollback, row
 from tests.spark.test_current import histories
 
@@ -331,8 +331,7 @@ def test_silent_server_ends_at_the_timeout(lake, server, invalidation):
 
 def test_returning_server_gets_all_changes(lake, tmp_path):
     append(lake, 0, [row(1, 1, b"a", b"{}")])
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        port = one.getsockname()[1]
+    (port,) = free_ports(1)
     away = Invalidation(lake, "cache", f"http://127.0.0.1:{port}/", retries=1, backoff=0)
     with pytest.raises(Unreachable, match=r"2 attempts; the last: .*refused"):
         catch_up(away, lake)
