@@ -217,7 +217,7 @@ class LakeState(TypedDict):
         removed: dependents that have files, and are no longer declared.
         paused: whether the file pauses the source.
         declared: false for a source that the file no longer declares.
-        pages: addresses of the pages that a running run serves, by name (metrics, dashboard), without tokens.
+        pages: addresses of the pages metrics and dashboard, by name, without tokens; empty after the run.
     """
 
     lake: str

@@ -98,7 +98,7 @@ class LakeStatus:
         removed: dependents that have files in the lake, and are no longer declared.
         paused: whether the file pauses the source.
         declared: False for the lake of a source that the file no longer declares.
-        pages: addresses of the pages that a running run serves, by name, without tokens.
+        pages: addresses of the pages that the run serves, by name, without tokens; empty after the run.
     """
 
     lake: str
