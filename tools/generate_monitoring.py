@@ -280,13 +280,6 @@ _SLOW_COMMITS = (
 ALERTS: dict[str, Sequence[Alert]] = {
     "penstock-nodes": (
         Alert(
-            "PenstockNodeServesNoDocuments",
-            "penstock_node_serves_documents == 0",
-            1,
-            "critical",
-            "{{ $labels.instance }} has lost its lease: it serves no documents.",
-        ),
-        Alert(
             "PenstockStorageFaulty",
             "penstock_node_storage_faulty == 1",
             1,
@@ -341,13 +334,6 @@ ALERTS: dict[str, Sequence[Alert]] = {
             5,
             "warning",
             "{{ $labels.instance }} refuses more than one login a second.",
-        ),
-        Alert(
-            "PenstockMemberMissing",
-            'penstock_node_cluster_members{state!="healthy"} > 0',
-            2,
-            "critical",
-            "{{ $labels.instance }} sees members of its cluster that are {{ $labels.state }}.",
         ),
         Alert(
             "PenstockMirrorDisconnected",

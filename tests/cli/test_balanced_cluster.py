@@ -1,4 +1,4 @@
-"""A node that joins a cluster gets its part of the vbuckets by `penstock move --balance`, and gives it back."""
+"""A new node gets its part of the vbuckets by `penstock move --balance`, and gives it back."""
 
 import asyncio
 import sys
@@ -13,9 +13,8 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import Set
 from tests.compat.running import Program
-from tests.node.membership.clusters import BUCKETS, VBUCKETS, open_member, run_cluster
-from tests.node.membership.failovers import wait_failed_over
-from tests.node.membership.member_process import run_members
+from tests.node.balanced_nodes import BUCKETS, VBUCKETS, open_node
+from tests.node.serve_process import run_processes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -26,10 +25,6 @@ def owned(web, nodes=2):
     """Return the vbuckets of each node by the map that a node serves."""
     places = web.get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
     return [[vbucket for vbucket, place in enumerate(places) if place[0] == number] for number in range(nodes)]
-
-
-def memberships(web):
-    return [node["clusterMembership"] for node in web.get_json("/pools/default")["nodes"]]
 
 
 async def write_durably(url):
@@ -46,35 +41,29 @@ async def write_durably(url):
                     written = True
 
 
-def test_joined_node_is_balanced_and_the_first_node_leaves(run):
+def test_new_node_is_balanced_and_the_first_node_is_emptied(run):
     with ExitStack() as stack:
-        nodes = stack.enter_context(run_cluster(stack, 2))
+        nodes = [stack.enter_context(open_node()) for _ in range(2)]
         urls = [web.node.url("beer") for web in nodes]
         lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
         assert run("load", "-", "--key", "id", "--url", urls[0], stdin=lines).code == 0
-        names = nodes.names
-        assert run("move", "--balance", "--from", urls[0]).code == 0
+        assert run("move", "--balance", "--from", urls[0], "--to", urls[1]).code == 0
         assert [len(vbuckets) for vbuckets in owned(nodes[1])] == [VBUCKETS // 2] * 2
-        assert memberships(nodes[0]) == memberships(nodes[1]) == ["active", "active"]
-        assert nodes[1].post("/controller/ejectNode", otpNode=names[0]).status == 400
         rest = [option for vbucket in owned(nodes[0])[0] for option in ("--vbucket", vbucket)]
         assert run("move", *rest, "--from", urls[0], "--to", urls[1]).code == 0
-        assert memberships(nodes[1]) == ["inactiveAdded", "active"]
-        assert nodes[1].post("/controller/ejectNode", otpNode=names[0]).status == 200
+        assert [len(vbuckets) for vbuckets in owned(nodes[1])] == [0, VBUCKETS]
         assert nodes[1].get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] == len(KEYS)
-        assert nodes[0].get_json(BUCKETS) == []
 
 
-def test_nodes_join_between_balances(run):
+def test_nodes_are_added_between_balances(run):
     with ExitStack() as stack:
-        nodes = stack.enter_context(run_cluster(stack, 2))
+        nodes = [stack.enter_context(open_node()) for _ in range(2)]
         url = nodes[0].node.url("beer")
         lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
         assert run("load", "-", "--key", "id", "--url", url, stdin=lines).code == 0
-        assert run("move", "--balance", "--from", url).code == 0
-        third = stack.enter_context(open_member(nodes[0]))
-        assert owned(third, 3)[2] == []
-        assert run("move", "--balance", "--from", nodes[1].node.url("beer")).code == 0
+        assert run("move", "--balance", "--from", url, "--to", nodes[1].node.url("beer")).code == 0
+        third = stack.enter_context(open_node())
+        assert run("move", "--balance", "--from", nodes[1].node.url("beer"), "--to", third.node.url("beer")).code == 0
         for web in (*nodes, third):
             assert sorted(map(len, owned(web, 3))) == [5, 5, 6]
         counts = [web.get_json(f"{BUCKETS}/beer")["basicStats"]["itemCount"] for web in (*nodes, third)]
@@ -83,11 +72,12 @@ def test_nodes_join_between_balances(run):
 
 def test_replicas_are_placed_with_a_balance(run):
     with ExitStack() as stack:
-        nodes = stack.enter_context(run_cluster(stack, 2))
+        nodes = [stack.enter_context(open_node()) for _ in range(2)]
         url = nodes[0].node.url("beer")
         lines = "".join(f'{{"id": "{key}"}}\n' for key in KEYS).encode()
         assert run("load", "-", "--key", "id", "--url", url, stdin=lines).code == 0
-        assert run("move", "--balance", "--replicas", "1", "--until", "now", "--from", url).code == 0
+        both = ("--from", url, "--to", nodes[1].node.url("beer"))
+        assert run("move", "--balance", "--replicas", "1", "--until", "now", *both).code == 0
         rows = nodes[1].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
         assert sorted(map(sorted, rows)) == [[0, 1]] * VBUCKETS
         refused = run("move", "--balance", "--replicas", "2", "--until", "now", "--from", url)
@@ -98,9 +88,10 @@ def test_replicas_are_placed_with_a_balance(run):
 
 def test_vbucket_that_moves_to_its_replica_needs_one_copy_less(run):
     with ExitStack() as stack:
-        nodes = stack.enter_context(run_cluster(stack, 2))
+        nodes = [stack.enter_context(open_node()) for _ in range(2)]
         urls = [web.node.url("beer") for web in nodes]
-        assert run("move", "--balance", "--replicas", "1", "--until", "now", "--from", urls[0]).code == 0
+        both = ("--from", urls[0], "--to", urls[1])
+        assert run("move", "--balance", "--replicas", "1", "--until", "now", *both).code == 0
         (vbucket, *_), _ = owned(nodes[0])
         assert run("move", "--vbucket", vbucket, "--from", urls[0], "--to", urls[1]).code == 0
         assert nodes[0].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"][vbucket] == [1, -1]
@@ -121,22 +112,22 @@ def test_wrong_options_of_replicas_are_explained(run):
 
 @pytest.mark.process
 @pytest.mark.long
-def test_cluster_is_balanced_again_after_a_failover(run, tmp_path):
-    with run_members(tmp_path, 3, "--lease-seconds", 2, "--auto-failover-seconds", 3) as members:
-        first, second, third = members
-        url = f"couchbase://127.0.0.1:{first.ports[0]}/default"
+def test_replicas_are_placed_again_after_a_failover(run, tmp_path):
+    with run_processes(tmp_path, 3) as processes:
+        first, second, third = processes
+        url, *others = (f"couchbase://127.0.0.1:{process.ports[0]}/default" for process in processes)
         balance = ("move", "--balance", "--replicas", "1", "--until", "now", "--from", url)
-        assert run(*balance).code == 0
+        for other in others:
+            assert run(*balance, "--to", other).code == 0
         with Program.running([sys.executable, "-m", "penstock", "replicate", "--from", url]):
             asyncio.run(asyncio.wait_for(write_durably(url), PATIENCE))
             second.kill()
-            wait_failed_over(1, first)
+            assert run("failover", "--node", others[0], "--to", url).code == 0
             assert run(*balance).code == 0
-            for member in (first, third):
-                found = member.web.get_json("/pools/default/b/default")["vBucketServerMap"]
+            for process in (first, third):
+                found = process.web.get_json("/pools/default/b/default")["vBucketServerMap"]
                 assert [address.rpartition(":")[2] for address in found["serverList"]] == [
                     str(each.ports[0]) for each in (first, third)
                 ]
                 assert sorted(map(sorted, found["vBucketMap"])) == [[0, 1]] * 4
             asyncio.run(asyncio.wait_for(write_durably(url), PATIENCE))
-            assert memberships(first.web) == ["active", "inactiveFailed", "active"]

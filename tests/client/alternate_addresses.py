@@ -3,8 +3,9 @@
 from contextlib import ExitStack, contextmanager
 
 from penstock.client.blocking import LoopThread
+from penstock.node.cluster.topology import NodePlace
 from penstock.pytest.fault_proxy import FaultProxy
-from tests.node.membership.clusters import BUCKETS, run_cluster
+from tests.node.balanced_nodes import balance, open_node
 
 __all__ = ["ALTERNATE_PATH", "AlternateCluster", "run_alternate_cluster"]
 
@@ -12,7 +13,7 @@ ALTERNATE_PATH = "/node/controller/setupAlternateAddresses/external"
 
 
 class AlternateCluster:
-    """Two nodes with the bucket `wine`, each with a proxy for data and for HTTP.
+    """Two nodes that share the bucket `beer`, each with a proxy for data and for HTTP.
 
     Attributes:
         webs: the HTTP clients of the nodes.
@@ -22,7 +23,8 @@ class AlternateCluster:
 
     def __init__(self, stack, hostname):
         loop = stack.enter_context(LoopThread("proxies"))
-        self.webs = stack.enter_context(run_cluster(stack, 2))
+        # With a host of their own: otherwise a client outside would take the host that it has dialled for theirs.
+        self.webs = [stack.enter_context(open_node(nodes=[NodePlace(host="127.0.0.1")])) for _ in range(2)]
         self.kv, self.mgmt = (
             [stack.enter_context(FaultProxy(("127.0.0.1", port), loop)) for port in ports]
             for ports in ([w.node.kv_port for w in self.webs], [w.node.http_port for w in self.webs])
@@ -30,8 +32,7 @@ class AlternateCluster:
         for web, kv, mgmt in zip(self.webs, self.kv, self.mgmt, strict=True):
             answer = web.ask("PUT", ALTERNATE_PATH, {"hostname": hostname, "kv": kv.port, "mgmt": mgmt.port})
             assert answer.status == 200, answer.body
-        # On both nodes, unlike the bucket of the first node.
-        assert self.webs[0].post(BUCKETS, name="wine", ramQuotaMB="100").status == 202
+        balance(*self.webs)
 
     @property
     def accepted(self):

@@ -10,6 +10,7 @@ from penstock.client.connect.cluster_map import parse_cluster_map
 from penstock.errors import RemoteProtocolError, ServiceMissing
 from tests.client.alternate_addresses import ALTERNATE_PATH, run_alternate_cluster
 from tests.client.peer import in_loop
+from tests.node.balanced_nodes import open_node
 
 NODES = [
     {
@@ -100,36 +101,34 @@ async def write_and_read(url):
 @in_loop
 async def test_client_outside_reaches_all_nodes_through_their_alternate_addresses(cluster, network):
     before = cluster.accepted
-    await write_and_read(f"couchbase://127.0.0.1:{cluster.kv[0].port}/wine?network={network}")
+    await write_and_read(f"couchbase://127.0.0.1:{cluster.kv[0].port}/beer?network={network}")
     assert all(now > then for now, then in zip(cluster.accepted, before, strict=True))
 
 
 @in_loop
 async def test_client_inside_uses_the_own_addresses(cluster):
     before = cluster.accepted
-    await write_and_read(cluster.webs[0].node.url("wine"))
-    await write_and_read(f"{cluster.webs[1].node.url('wine')}?network=default")
+    await write_and_read(cluster.webs[0].node.url("beer"))
+    await write_and_read(f"{cluster.webs[1].node.url('beer')}?network=default")
     assert cluster.accepted == before
 
 
-def test_all_nodes_publish_the_alternate_addresses(cluster):
+def test_orchestrated_map_keeps_the_alternate_addresses(cluster):
     for web in cluster.webs:
-        nodes = web.get_json("/pools/default/nodeServices")["nodesExt"]
+        nodes = web.get_json("/pools/default/b/beer")["nodesExt"]
         assert [node["alternateAddresses"]["external"] for node in nodes] == [
             {"hostname": "127.0.0.1", "ports": {"kv": kv.port, "mgmt": mgmt.port}}
             for kv, mgmt in zip(cluster.kv, cluster.mgmt, strict=True)
         ]
 
 
-def test_alternate_address_is_removed():
-    with run_alternate_cluster("outer.example") as cluster:
-        first, second = cluster.webs
-        assert first.ask("DELETE", ALTERNATE_PATH).status == 200
-        assert "alternateAddresses" not in first.get_json("/pools/default/nodeServices")["nodesExt"][0]
-        assert "alternateAddresses" in first.get_json("/pools/default/nodeServices")["nodesExt"][1]
-        assert second.ask("PUT", ALTERNATE_PATH, {"hostname": "::2"}).status == 200
-        named = second.get_json("/pools/default/nodeServices")["nodesExt"][1]["alternateAddresses"]
-        assert named == {"external": {"hostname": "::2"}}
+def test_alternate_address_is_changed_and_removed():
+    with open_node() as web:
+        assert web.ask("PUT", ALTERNATE_PATH, {"hostname": "::2"}).status == 200
+        (node,) = web.get_json("/pools/default/nodeServices")["nodesExt"]
+        assert node["alternateAddresses"] == {"external": {"hostname": "::2"}}
+        assert web.ask("DELETE", ALTERNATE_PATH).status == 200
+        assert "alternateAddresses" not in web.get_json("/pools/default/nodeServices")["nodesExt"][0]
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.client.topology.balance_plan import plan_balance, plan_replicas
 from penstock.errors import UsageError
 from tests.client.peer import in_loop
-from tests.node.membership.clusters import VBUCKETS, open_member, run_cluster
+from tests.node.balanced_nodes import VBUCKETS, open_node
 from tests.patience import PATIENCE
 
 KEYS = [f"key-{number}" for number in range(40)]
@@ -71,8 +71,10 @@ async def orchestrating(first):
         await publisher.close()
 
 
-async def balance(first, replicas):
+async def balance(first, replicas, *added):
     async with orchestrating(first) as publisher:
+        for node in added:
+            await publisher.load(make_address(node).hosts[0])
         layout, mover = publisher.layout, VbucketMover(publisher, make_address(first))
         nodes = publisher.list_endpoints(layout)
         for vbucket, source, target in plan_balance([chain[0] for chain in layout.chains], len(nodes)):
@@ -96,12 +98,12 @@ async def read(node):
 @in_loop
 async def run_story(nodes, third):
     first, second = (web.node for web in nodes)
-    layout = await balance(first, 1)
+    layout = await balance(first, 1, second)
     assert {len(set(chain)) for chain in layout.chains} == {2}
     async with MapReplication(make_address(second)):
         await write(first, b"two nodes")
-        extra = third.enter_context(open_member(nodes[0])).node
-        layout = await balance(second, 2)
+        extra = third.enter_context(open_node()).node
+        layout = await balance(second, 2, extra)
         assert {len({*chain} - {-1}) for chain in layout.chains} == {3}
         assert sorted(len(layout.list_owned(at)) for at in range(3)) == [5, 5, 6]
         await write(extra, b"three nodes")
@@ -118,4 +120,4 @@ async def run_story(nodes, third):
 @pytest.mark.long
 def test_durable_writes_go_on_after_balances_and_a_failover():
     with ExitStack() as stack, ExitStack() as third:
-        run_story(stack.enter_context(run_cluster(stack, 2)), third)
+        run_story([stack.enter_context(open_node()) for _ in range(2)], third)

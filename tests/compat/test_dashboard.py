@@ -18,7 +18,7 @@ from tests.client.dashboards import run_dashboard, run_release
 from tests.compat.browser import expect_accessible, open_browser, open_page
 from tests.compat.dashboard_scene import dashboard_url, lose_changes, open_consumer, read_history, resume
 from tests.compat.installed import find_browser, require_package
-from tests.node.membership.member_process import run_members
+from tests.node.serve_process import run_processes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -206,20 +206,15 @@ def test_no_violation_of_accessibility(browser, node, look):
         expect_accessible(shown)
 
 
-def test_lost_nodes_are_shown_as_lost_and_come_back(browser, tmp_path):
+def test_lost_node_is_shown_as_lost_and_comes_back(browser, tmp_path):
     with ExitStack() as stack:
-        first, second = stack.enter_context(run_members(tmp_path, 2))
-        shown = stack.enter_context(open_page(browser, f"http://127.0.0.1:{first.ports[1]}/_penstock"))
-        shown.wait_for("() => document.querySelectorAll('#nodes tbody tr').length === 2")
-        second.kill()
-        shown.wait_for(SHOWS, ["#nodes .lost-node", "lost"])
-        assert f":{second.ports[1]}" in shown.page.evaluate(TEXT, "#nodes .lost-node")
-        second.start()
-        shown.wait_for("() => !document.querySelector('#nodes .lost-node')")
-        first.kill()
+        (node,) = stack.enter_context(run_processes(tmp_path, 1))
+        shown = stack.enter_context(open_page(browser, f"http://127.0.0.1:{node.ports[1]}/_penstock"))
+        shown.wait_for(SHOWS, ["#link", "Live"])
+        node.kill()
         shown.wait_for(SHOWS, ["#link", "Lost"])
         assert "does not answer" in shown.page.evaluate(TEXT, "#problem")
-        first.start()
+        node.start()
         shown.wait_for(SHOWS, ["#link", "Live"])
         assert shown.page.is_hidden("#problem")
 

@@ -1,4 +1,4 @@
-"""Couchbase's Python SDK on a cluster that nodes join and leave."""
+"""Couchbase's Python SDK on several nodes, over which an orchestrator spreads the vbuckets."""
 
 import json
 import sys
@@ -16,12 +16,10 @@ require_package("couchbase")
 
 from couchbase.durability import Durability, ServerDurability
 from couchbase.exceptions import DurabilitySyncWriteAmbiguousException
-from couchbase.management.buckets import BucketType, CreateBucketSettings
 from couchbase.options import UpsertOptions
 
 from tests.compat.running import Program
-from tests.node.membership.clusters import open_member, run_cluster
-from tests.node.membership.member_process import wait_for
+from tests.node.balanced_nodes import open_node, run_balanced_nodes
 from tests.patience import PATIENCE
 
 KEYS = [f"key{number}" for number in range(64)]
@@ -30,16 +28,7 @@ KEYS = [f"key{number}" for number in range(64)]
 @pytest.fixture
 def nodes():
     with ExitStack() as stack:
-        yield stack.enter_context(run_cluster(stack, 2))
-
-
-def create_bucket(cluster, name):
-    """Create a bucket and return it."""
-    settings = CreateBucketSettings(
-        name=name, bucket_type=BucketType.COUCHBASE, ram_quota_mb=100, num_replicas=0, flush_enabled=True
-    )
-    cluster.buckets().create_bucket(settings)
-    return cluster.bucket(name)
+        yield stack.enter_context(run_balanced_nodes(stack, 2))
 
 
 def count_on(web, bucket):
@@ -48,35 +37,13 @@ def count_on(web, bucket):
 
 
 def test_documents_go_to_both_nodes(nodes, connect_cluster):
-    cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[1].node.kv_port}")
-    bucket = create_bucket(cluster, "wine")
-    documents = bucket.default_collection()
+    documents = connect_cluster(f"couchbase://127.0.0.1:{nodes[1].node.kv_port}").bucket("beer").default_collection()
     for key in KEYS:
         documents.upsert(key, {"key": key})
     assert all(documents.get(key).content_as[dict] == {"key": key} for key in KEYS)
-    counts = [count_on(web, "wine") for web in nodes]
+    counts = [count_on(web, "beer") for web in nodes]
     assert sum(counts) == len(KEYS)
     assert all(counts)
-    manager = bucket.collections()
-    manager.create_scope("cellar")
-    manager.create_collection("cellar", "red")
-    red = bucket.scope("cellar").collection("red")
-    for key in KEYS:
-        red.upsert(key, "red")
-    assert {key: red.get(key).value for key in KEYS} == dict.fromkeys(KEYS, "red")
-    cluster.buckets().flush_bucket("wine")
-    assert [count_on(web, "wine") for web in nodes] == [0, 0]
-    cluster.buckets().drop_bucket("wine")
-    assert {one.name for one in cluster.buckets().get_all_buckets()} == {"beer"}
-
-
-def test_connected_client_uses_the_bucket_while_nodes_leave(nodes, connect_cluster):
-    cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].node.kv_port}")
-    documents = cluster.bucket("beer").default_collection()
-    documents.upsert("before", 1)
-    assert nodes[0].post("/controller/ejectNode", otpNode=nodes.names[1]).status == 200
-    documents.upsert("after", 2)
-    assert [documents.get(key).value for key in ("before", "after")] == [1, 2]
 
 
 class DurableWrites:
@@ -115,9 +82,10 @@ class DurableWrites:
             self.written[key] = number
 
 
-def balance_with_replicas(url):
+def balance_with_replicas(source, target):
     """Return a context with `penstock move --balance --replicas 1`, which keeps the replicas while it runs."""
-    options = ("--balance", "--replicas", "1", "--json", "--from", url)
+    nodes = ("--from", source.node.url("beer"), "--to", target.node.url("beer"))
+    options = ("--balance", "--replicas", "1", "--json", *nodes)
     return Program.running([sys.executable, "-m", "penstock", "move", *options])
 
 
@@ -128,15 +96,15 @@ def wait_for_replicas(balancing):
 @pytest.mark.long
 def test_majority_writes_go_on_during_balances_with_replicas(nodes, connect_cluster):
     cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].node.kv_port}")
-    documents, url = cluster.bucket("beer").default_collection(), nodes[0].node.url("beer")
+    documents = cluster.bucket("beer").default_collection()
     with ExitStack() as stack:
         writes = DurableWrites(documents)
         with ThreadPoolExecutor(1) as pool, ExitStack() as first:
             writing = pool.submit(writes.run)
             try:
-                wait_for_replicas(first.enter_context(balance_with_replicas(url)))
-                stack.enter_context(open_member(nodes[0]))
-                wait_for_replicas(stack.enter_context(balance_with_replicas(url)))
+                wait_for_replicas(first.enter_context(balance_with_replicas(*nodes)))
+                third = stack.enter_context(open_node())
+                wait_for_replicas(stack.enter_context(balance_with_replicas(nodes[0], third)))
                 first.close()
             finally:
                 writes.finish()
@@ -144,36 +112,4 @@ def test_majority_writes_go_on_during_balances_with_replicas(nodes, connect_clus
         rows = nodes[0].get_json("/pools/default/b/beer")["vBucketServerMap"]["vBucketMap"]
         assert all(len({*row} - {-1}) == 2 for row in rows)
         assert {place for row in rows for place in row} == {0, 1, 2}
-        assert {key: documents.get(key).value for key in KEYS} == writes.written
-
-
-def rebalance(web, *ejected):
-    """Let a node rebalance its cluster, as an administrator does, and wait for the end."""
-    known = [node["otpNode"] for node in web.get_json("/pools/default")["nodes"]]
-    form = {"knownNodes": ",".join(known), "ejectedNodes": ",".join(ejected)}
-    assert web.post("/controller/rebalance", **form).status == 200
-    wait_for(lambda: web.get_json("/pools/default")["rebalanceStatus"] == "none", "the end of the rebalance")
-    assert web.get_json("/pools/default/rebalanceProgress") == {"status": "none"}
-    assert web.get_json("/pools/default")["balanced"] is True
-
-
-@pytest.mark.long
-def test_majority_writes_go_on_during_rebalances_over_http(nodes, connect_cluster):
-    cluster = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].node.kv_port}")
-    documents, url = cluster.bucket("beer").default_collection(), nodes[0].node.url("beer")
-    assert nodes[0].post("/pools/default/buckets/beer", replicaNumber=1).status == 200
-    rebalance(nodes[0])
-    with ExitStack() as stack:
-        stack.enter_context(Program.running([sys.executable, "-m", "penstock", "replicate", "--from", url]))
-        writes = DurableWrites(documents)
-        with ThreadPoolExecutor(1) as pool:
-            writing = pool.submit(writes.run)
-            try:
-                third = stack.enter_context(open_member(nodes[0]))
-                rebalance(third)
-                rebalance(nodes[0], nodes.names[1])
-            finally:
-                writes.finish()
-            assert writing.result(PATIENCE) > 0
-        assert len(third.get_json("/pools/default")["nodes"]) == 2
         assert {key: documents.get(key).value for key in KEYS} == writes.written

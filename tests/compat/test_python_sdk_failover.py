@@ -1,7 +1,7 @@
 """Couchbase's Python SDK and Penstock's client write while a node is killed and failed over: both go on."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, asynccontextmanager
 from datetime import timedelta
 from threading import Event
 
@@ -9,11 +9,12 @@ import pytest
 
 import penstock
 from penstock.client.blocking import LoopThread
-from penstock.client.replication.replicator import ReplicationOptions, Replicator
+from penstock.client.replication.map_publisher import MapPublisher
+from penstock.client.replication.map_replication import MapReplication, place_replicas
+from penstock.client.replication.node_failover import fail_over
 from penstock.errors import Error
 from tests.compat.installed import require_package
-from tests.node.membership.failovers import VBUCKETS, find_owner, make_address, make_replicas, wait_failed_over
-from tests.node.membership.member_process import run_members, wait_for
+from tests.node.serve_process import make_address, run_processes, wait_for
 from tests.patience import PATIENCE
 
 require_package("couchbase")
@@ -67,41 +68,54 @@ def loop():
         yield running
 
 
-def replicate(loop, source, target, vbuckets):
-    """Let the vbuckets of a target follow a source until the end of the test."""
+@asynccontextmanager
+async def orchestrating(nodes):
+    """Yield the newest map of nodes, which are processes."""
+    publisher = MapPublisher(make_address(nodes[0]))
+    try:
+        for node in nodes:
+            await publisher.load(make_address(node).hosts[0])
+        yield publisher
+    finally:
+        await publisher.close()
 
-    async def run():
-        options = ReplicationOptions(vbuckets=vbuckets)
-        async with Replicator(make_address(source), make_address(target), options) as replicator:
-            await replicator.run()
 
-    if vbuckets:
-        loop.start(run())
+async def keep_replicas(nodes, placed):
+    """Give the other nodes replicas of all vbuckets of the first one, and keep those of the map until the end.
+
+    Args:
+        nodes: the processes.
+        placed: is set once the replicas are complete.
+    """
+    async with MapReplication(make_address(nodes[0]), planned={}) as replication:
+        async with orchestrating(nodes) as publisher:
+            await place_replicas(publisher, replication, len(nodes) - 1)
+        placed.set()
+        await replication.wait()
 
 
 @pytest.fixture
-def members(tmp_path, loop):
+def nodes(tmp_path, loop):
     """Three nodes; two of them have replicas of all vbuckets of the first one."""
-    with run_members(tmp_path, 3, "--lease-seconds", 2, "--auto-failover-seconds", 4) as started:
-        first, *others = started
-        make_replicas(first, others)
-        for other in others:
-            replicate(loop, first, other, range(VBUCKETS))
+    with run_processes(tmp_path, 3) as started:
+        placed = Event()
+        loop.start(keep_replicas(started, placed))
+        assert placed.wait(PATIENCE)
         yield started
 
 
 @pytest.fixture
-def own_client(loop, members):
+def own_client(loop, nodes):
     """Penstock's client, which knows the first node."""
-    client = penstock.connect(f"couchbase://127.0.0.1:{members[0].ports[0]}/default")
+    client = penstock.connect(f"couchbase://127.0.0.1:{nodes[0].ports[0]}/default")
     loop.start(client.connect()).result(PATIENCE)
     yield client
     loop.start(client.close()).result(PATIENCE)
 
 
 @pytest.fixture
-def writers(loop, members, connect_cluster, own_client):
-    collection = connect_cluster(f"couchbase://127.0.0.1:{members[0].ports[0]}").bucket("default").default_collection()
+def writers(loop, nodes, connect_cluster, own_client):
+    collection = connect_cluster(f"couchbase://127.0.0.1:{nodes[0].ports[0]}").bucket("default").default_collection()
 
     def upsert(key, durability=None):
         loop.start(own_client.upsert(key, key.encode(), durability=durability)).result(PATIENCE)
@@ -116,25 +130,26 @@ def writers(loop, members, connect_cluster, own_client):
     ]
 
 
-def test_durable_writes_survive_the_failover_and_clients_go_on(loop, members, writers, own_client, connect_cluster):
-    first, *others = members
+async def fail_over_first(nodes):
+    """Kill the first node, and promote its replicas. Return the vbuckets without one."""
+    first, *others = nodes
+    async with orchestrating(others) as publisher:
+        first.kill()
+        return (await fail_over(publisher, make_address(first).hosts[0], make_address(others[0]))).lost
+
+
+def test_durable_writes_survive_the_failover_and_clients_go_on(loop, nodes, writers, own_client, connect_cluster):
     over = Event()
     with ThreadPoolExecutor(len(writers)) as pool, ExitStack() as stack:
         stack.callback(over.set)
         running = [pool.submit(writer.run, over) for writer in writers]
         wait_for_more(writers)
-        first.kill()
-        wait_failed_over(0, others[0])
-        owners = [find_owner(others[0], vbucket) for vbucket in range(VBUCKETS)]
-        assert 0 not in owners
-        for source, target in ((1, 2), (2, 1)):
-            owned = [vbucket for vbucket, owner in enumerate(owners) if owner == source]
-            replicate(loop, members[source], members[target], owned)
+        assert loop.start(fail_over_first(nodes)).result(PATIENCE) == ()
         wait_for_more(writers)
         over.set()
         for each in running:
             each.result(PATIENCE)
-    collection = connect_cluster(f"couchbase://127.0.0.1:{first.ports[0]}").bucket("default").default_collection()
+    collection = connect_cluster(f"couchbase://127.0.0.1:{nodes[1].ports[0]}").bucket("default").default_collection()
     _, durable, _, own_durable = writers
     assert {key: collection.get(key).value for key in durable.written} == {key: key for key in durable.written}
     for key in own_durable.written:

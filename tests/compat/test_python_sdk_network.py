@@ -20,7 +20,7 @@ def nodes():
 def test_sdk_outside_uses_the_alternate_addresses(nodes, connect_cluster, network):
     before = nodes.accepted
     url = f"couchbase://localhost:{nodes.kv[0].port}?network={network}"
-    documents = connect_cluster(url).bucket("wine").default_collection()
+    documents = connect_cluster(url).bucket("beer").default_collection()
     for key in KEYS:
         documents.upsert(key, {"key": key})
     assert all(documents.get(key).content_as[dict] == {"key": key} for key in KEYS)

@@ -5,7 +5,7 @@ from datetime import timedelta
 import pytest
 
 from tests.compat.installed import require_package
-from tests.node.membership.member_process import wait_for
+from tests.node.serve_process import wait_for
 
 require_package("couchbase")
 

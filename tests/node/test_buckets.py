@@ -10,6 +10,9 @@ import pytest
 
 from penstock.errors import NotSupported, StoreDamaged, StoreRefused, UsageError
 from penstock.node import Node
+from penstock.node.auth.roles import User
+from penstock.node.auth.users import make_account
+from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.bucket_list import MAX_BUCKETS
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.cluster.topology import NodePlace
@@ -384,3 +387,22 @@ def test_node_owns_its_share_of_the_vbuckets(this):
 def test_invalid_node_lists_are_refused(options, found):
     with pytest.raises(UsageError, match=found), Node.running(["beer"], **options):
         pass
+
+
+def test_directory_of_a_former_member_opens_as_a_node_that_stands_alone(tmp_path, caplog):
+    """Earlier versions wrote cluster.json beside the buckets, and the cluster's uuid into the file of users."""
+    users = tmp_path / "users.json"
+    with change_users(users) as accounts:
+        accounts["root"] = make_account(User.from_texts("root", ["admin"]), "secret-password")
+    users.write_text(json.dumps({**json.loads(users.read_text()), "cluster": "2f"}))
+    data = tmp_path / "data"
+    with Node.running(["beer"], vbuckets=4, data_dir=data) as node, connected(node, "beer") as client:
+        client.set(b"k", b"v")
+    (data / "cluster.json").write_text('{"crc32c": 1, "fields": {"node": "1f"}}')
+    with Node.running(vbuckets=4, data_dir=data, users=users) as node:
+        assert [*node.buckets] == ["beer"]
+        assert node.buckets["beer"].store.vbuckets[0].changes.high_seqno == 1
+    (record,) = (one for one in caplog.records if "cluster.json" in one.getMessage())
+    assert "was a member of a cluster; it serves its buckets alone now" in record.getMessage()
+    with change_users(users) as accounts:
+        assert [*accounts] == ["root"]

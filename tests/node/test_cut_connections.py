@@ -27,8 +27,8 @@ from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.opcodes import Magic, Opcode
 from tests.client.peer import in_loop
 from tests.node.frame_proxy import replicating
-from tests.node.membership.member_process import wait_for
 from tests.node.replication_chains import set_states
+from tests.node.serve_process import wait_for
 from tests.node.test_sync_replication import read_seqnos
 from tests.patience import PATIENCE
 

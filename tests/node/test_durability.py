@@ -2,12 +2,10 @@
 
 import json
 import time
-from functools import partial
 
 import pytest
 
 from penstock.node import Node
-from penstock.node.agreement.revisions import Revision
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.wire.codec.constants import DurabilityLevel, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype
@@ -211,19 +209,3 @@ def test_unsupported_levels_are_refused(node, client, spec, status):
 def test_durability_framing_extras_are_checked(client, infos, status):
     assert client.status(Set(key=b"k", framing=infos)) == status
     assert client.status(Noop()) == S.SUCCESS
-
-
-def test_node_without_a_lease_decides_no_write(replicated, client):
-    run = replicated.loop.call_soon_threadsafe
-    lapsed = Revision(1, ("a", "b", "c"), {}, {})
-    served = replicated.buckets["default"]
-    with connected(replicated) as writer:
-        writer.send(Set(key=b"k", value=b"new", framing=make_framing(L.MAJORITY, 65_000)))
-        wait_until(lambda: client.stats("vbucket-seqno 0")["vb_0:high_seqno"] == "2")
-        run(partial(replicated.storage.lease.begin, "a", 600.0, lapsed, has_voted=False))
-        run(served.sync_writes.acknowledge, served.store.vbuckets[0], "b", 2, "stream")
-        assert client.get(b"k").specific == S.NOT_MY_VBUCKET
-        assert client.stats("durability-monitor 0")["vb_0:num_tracked"] == "1"
-        run(replicated.storage.lease.end)
-        assert writer.receive().specific == S.SUCCESS
-    assert client.get(b"k").value == b"new"

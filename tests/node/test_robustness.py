@@ -172,7 +172,7 @@ def test_internal_error_is_reported_and_ends_only_its_connection(node, client, c
     def broken(connection, frame):
         raise ConnectionClosed("this cannot be")
 
-    handlers = choose_handlers(None, frozenset(Privilege), json=False, consumes=False, has_lease=True)
+    handlers = choose_handlers(None, frozenset(Privilege), json=False, consumes=False)
     shape = next(shape for shape in handlers if shape[2] == Opcode.VERSION)
     monkeypatch.setitem(handlers, shape, broken)
     client.send(Noop(), Version(opaque=9), Noop())

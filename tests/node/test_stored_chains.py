@@ -13,8 +13,7 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import DelVbucket, SeqnoPersistence, Set, SetVbucket
-from tests.node.membership.failovers import VBUCKETS, copy_vbuckets, make_address
-from tests.node.membership.member_process import run_members
+from tests.node.serve_process import VBUCKETS, copy_vbuckets, make_address, run_processes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -22,9 +21,9 @@ DURABLE = pack_request_infos(RequestInfos(durability=Durability(DurabilityLevel.
 
 
 @pytest.fixture
-def member(tmp_path):
+def process(tmp_path):
     """A node that stands alone, with 4 vbuckets."""
-    with run_members(tmp_path, 1) as (started,):
+    with run_processes(tmp_path, 1) as (started,):
         yield started
 
 
@@ -47,8 +46,8 @@ def wait_until_persisted(client, vbucket):
 
 
 @pytest.mark.process
-def test_killed_node_waits_for_the_chain_that_it_had(member):
-    with connected(member.node, "default") as client:
+def test_killed_node_waits_for_the_chain_that_it_had(process):
+    with connected(process.node, "default") as client:
         for vbucket in range(3):
             set_chain(client, vbucket, "a", "b")
         set_chain(client, 1, "a", None)
@@ -56,9 +55,9 @@ def test_killed_node_waits_for_the_chain_that_it_had(member):
         assert client.status(SetVbucket(vbucket=2, state=VbucketState.ACTIVE)) == Status.SUCCESS
         wait_until_persisted(client, 3)
     for _ in range(2):  # the second start reads the notes of the first one
-        member.kill()
-        member.start()
-        with connected(member.node, "default") as client:
+        process.kill()
+        process.start()
+        with connected(process.node, "default") as client:
             stats = client.stats("durability-monitor 0")
             assert stats["vb_0:replication_chain_0"] == '["a", "b"]'
             assert write_durably(client, 0) == Status.SYNC_WRITE_AMBIGUOUS
@@ -71,7 +70,7 @@ def test_killed_node_waits_for_the_chain_that_it_had(member):
 async def fail_over_first(first, second):
     """Publish a map with the second node as the replica of the first, kill the first node, and fail it over."""
     publisher = MapPublisher(make_address(second))
-    endpoints = [("127.0.0.1", member.ports[0]) for member in (first, second)]
+    endpoints = [("127.0.0.1", process.ports[0]) for process in (first, second)]
     try:
         for endpoint in endpoints:
             await publisher.load(endpoint)
@@ -85,7 +84,7 @@ async def fail_over_first(first, second):
 
 @pytest.mark.process
 def test_new_owner_that_is_killed_refuses_durable_writes_without_its_replica(tmp_path):
-    with run_members(tmp_path / "first", 1) as (first,), run_members(tmp_path / "second", 1) as (second,):
+    with run_processes(tmp_path / "first", 1) as (first,), run_processes(tmp_path / "second", 1) as (second,):
         with connected(first.node, "default") as client:
             wait_until_persisted(client, 0)
         copy_vbuckets(first, second, range(VBUCKETS))

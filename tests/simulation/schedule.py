@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 __all__ = ["Action", "Fault", "Schedule"]
 
-CLIENT_HOSTS = {"cluster": 4, "xdcr": 4, "agreement": 2}
+CLIENT_HOSTS = {"cluster": 4, "xdcr": 4}
 """Story -> the number of machines without nodes. They come after those of the nodes."""
 
 
@@ -63,8 +63,8 @@ def _choose_kills(random: Random) -> tuple[float, ...]:
     return tuple(round(random.uniform(0.0, 0.6), 3) for _ in range(random.choice((0, 0, 1, 2))))
 
 
-_ALL = ("cluster", "xdcr", "agreement")
-_STORIES = ("cluster",) * 6 + ("xdcr", "agreement")
+_ALL = ("cluster", "xdcr")
+_STORIES = ("cluster",) * 6 + ("xdcr",)
 
 FAULTS = (
     Fault(
@@ -123,25 +123,6 @@ FAULTS = (
         lambda schedule, random: {"side": random.randrange(2), "seconds": round(random.uniform(0.0, 2.0), 2)},
         ("xdcr",),
     ),
-    Fault(
-        "pause",
-        3,
-        lambda schedule, random: {
-            "node": _choose_node(schedule, random),
-            "seconds": round(random.uniform(0.1, 4.0), 2),
-        },
-        ("agreement",),
-    ),
-    Fault(
-        "isolate",
-        4,
-        lambda schedule, random: {
-            "node": _choose_node(schedule, random),
-            "seconds": round(random.uniform(0.1, 6.0), 2),
-        },
-        ("agreement",),
-    ),
-    Fault("leave", 2, lambda schedule, random: {"node": random.randrange(1, schedule.nodes)}, ("agreement",)),
 )
 """All kinds of faults. A new one needs an entry here, and a method of its name in its story."""
 
@@ -181,13 +162,13 @@ class Schedule:
         """Return the schedule of a seed."""
         random = Random(f"{seed} schedule")
         story = random.choice(_STORIES)
-        is_cluster, is_agreement = story == "cluster", story == "agreement"
+        is_cluster = story == "cluster"
         schedule = cls(
             seed,
             story,
-            nodes=random.choice((2, 2, 3)) if is_cluster else 3 if is_agreement else 2,
+            nodes=random.choice((2, 2, 3)) if is_cluster else 2,
             vbuckets=(random.choice((1, 1, 2)),) if is_cluster else tuple(random.sample((1, 2, 4), 2)),
-            writers=random.choice((1, 2)) if is_cluster else 1 if is_agreement else 2,
+            writers=random.choice((1, 2)) if is_cluster else 2,
             writes=random.choice((3, 10, 10, 30)),
             seconds=random.choice((2.0, 2.0, 6.0)),
             durable=random.choice((0.0, 0.4, 1.0)) if is_cluster else 0.0,

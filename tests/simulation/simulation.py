@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tests.simulation.agreement_story import AgreementStory
 from tests.simulation.cluster_story import ClusterStory
 from tests.simulation.schedule import Schedule
 from tests.simulation.virtual_loop import Stalled, VirtualLoop
@@ -20,7 +19,6 @@ __all__ = ["SimulationFailed", "find_shortest_failure", "run_schedule", "run_see
 STORIES: dict[str, Callable[[Schedule, VirtualLoop], World]] = {
     "cluster": ClusterStory,
     "xdcr": XdcrStory,
-    "agreement": AgreementStory,
 }
 
 

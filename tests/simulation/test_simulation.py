@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.client.replication import vbucket_mover
-from penstock.node.agreement.serving_lease import ServingLease
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
 from tests.patience import PATIENCE
@@ -54,16 +53,32 @@ def test_same_seed_gives_the_same_trace(seed):
 
 
 @pytest.mark.parametrize(
-    "seed",
+    "schedule",
     [
-        12976,  # The source of a move has restarted without a write of its memory, and the target has followed it.
-        13189,  # After a move that fails, the nodes need a map that is newer than those of the mover.
-        200105,  # A node that publishes its place learns of its removal.
-        200107,  # A late request stored the membership of a removed node again. The node then left its next cluster.
+        # The source of a move has restarted without a write of its memory, and the target has followed it.
+        Schedule(
+            *(12976, "cluster", 2, (2,), 1, 30, 2.0, 1.0),
+            (
+                Action(1.206, "reset_link", {"hosts": (1, 5)}),
+                Action(1.376, "die_in_write", {"node": 0, "calls": 7, "seconds": 0.99}),
+                Action(1.841, "move", {"vbucket": 0, "hops": 1, "kills": (0.074,)}),
+            ),
+        ),
+        # After a move that fails, the nodes need a map that is newer than those of the mover.
+        Schedule(
+            *(13189, "cluster", 2, (1,), 1, 3, 2.0, 1.0),
+            (
+                Action(0.108, "die_in_write", {"node": 1, "calls": 11, "seconds": 2.62}),
+                Action(0.315, "fail_over_best", {"vbucket": 0}),
+                Action(0.326, "move", {"vbucket": 0, "hops": 1, "kills": (0.138, 0.273)}),
+                Action(1.687, "crash", {"node": 0, "power": True, "silent": False, "seconds": 1.66}),
+            ),
+        ),
     ],
+    ids=lambda schedule: str(schedule.seed),
 )
-def test_seeds_that_have_found_a_defect_hold(seed):
-    run_seed(seed)
+def test_schedules_that_have_found_a_defect_hold(schedule):
+    run_schedule(schedule)
 
 
 @pytest.mark.process
@@ -74,11 +89,6 @@ def test_another_process_gives_the_same_trace():
     command = [sys.executable, "-c", script]
     found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=PATIENCE)
     assert found.stdout.strip() == hash_trace(12)
-
-
-def test_members_agree_through_a_partition():
-    counts = run_schedule(ISOLATION).counts
-    assert counts["created"] > 0
 
 
 def test_seeds_cover_all_faults():
@@ -139,9 +149,6 @@ CRASHES = make_schedule(CRASH, CRASH, CRASH)
 CUT_LINK = ("cut_link", {"hosts": (0, 2), "seconds": 5.0})
 FAILOVERS = make_schedule(CUT_LINK, FAIL_OVER, durable=1.0)
 POWER_LOSSES = make_schedule(*[LOSE_POWER] * 5, durable=1.0)
-ISOLATION = replace(
-    make_schedule(("isolate", {"node": 0, "seconds": 4.0})), story="agreement", nodes=3, vbuckets=(4,), writes=3
-)
 MOVE = replace(
     make_schedule(durable=1.0),
     seed=5,
@@ -215,11 +222,6 @@ def test_acknowledgements_before_the_disk_are_found(monkeypatch):
     text = find_failure(POWER_LOSSES, slow_disk_of_replica)
     assert "lost Write" in text
     assert "level=<DurabilityLevel.PERSIST_TO_MAJORITY" in text
-
-
-def test_a_node_that_serves_without_a_lease_is_found(monkeypatch):
-    monkeypatch.setattr(ServingLease, "is_valid", lambda lease: True)
-    assert "serves documents without a majority" in find_failure(ISOLATION, leave_as_it_is)
 
 
 def test_a_target_that_resolves_no_conflicts_is_found(monkeypatch):

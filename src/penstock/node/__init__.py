@@ -10,7 +10,6 @@ if TYPE_CHECKING:
 __all__ = ["ORDER", "Node"]
 
 ORDER = (
-    "agreement",
     "transport",
     "auth",
     "cluster",
@@ -18,8 +17,6 @@ ORDER = (
     "sync_writes",
     "timing",
     "buckets",
-    "membership",
-    "rebalance",
     "session",
     "streams",
     "dialects",

@@ -14,7 +14,7 @@ from penstock.node import Node
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_FIELD_LINES, MAX_HEAD_BYTES
 from tests.node.http.web_client import WebClient, open_connection, read_to_end
-from tests.node.membership.member_process import wait_for
+from tests.node.serve_process import wait_for
 from tests.node.watch import run
 from tests.patience import PATIENCE
 

@@ -12,7 +12,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 from penstock.wire.messages.kv import SelectBucket, SeqnoPersistence
 from tests.node.http.web_client import WebClient, as_user
-from tests.node.membership.clusters import open_member
 from tests.node.test_login import log_in
 from tests.node.watch import run
 from tests.node.wire_client import connected, until_stat
@@ -121,7 +120,6 @@ def test_health_and_readiness_need_no_login(guarded):
     refused = web.get("/readyz")
     assert (refused.status, refused.json["problems"]) == (503, ["1 of 2 buckets refuse changes because of the disk"])
     assert web.get("/healthz").status == 200
-    assert read_samples(as_user(guarded, "root"))["penstock_node_serves_documents",] == 1
 
 
 def test_reader_of_statistics_reads_no_documents(guarded):
@@ -147,14 +145,3 @@ def test_mirror_has_the_metrics_of_its_progress(node):
         assert values[stat] == metric.read(stats[stat])
     assert (values["connected"], values["changes"], values["vbuckets"]) == (1, 1, 16)
     assert found["penstock_node_documents", "beer", "replica"] == 1
-
-
-def test_members_of_a_cluster_are_counted(node, web):
-    with open_member(web) as other:
-        counts = [read_samples(each) for each in (web, other)]
-    for found in counts:
-        healthy, unhealthy, failed = (
-            found["penstock_node_cluster_members", state] for state in ("healthy", "unhealthy", "failed")
-        )
-        assert (healthy + unhealthy, failed, found["penstock_node_rebalance_running",]) == (2, 0, 0)
-        assert healthy >= 1

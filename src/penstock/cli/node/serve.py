@@ -15,7 +15,6 @@ from penstock.cli.base.app import (
     app,
     format_examples,
     resolve_address,
-    resolve_command_login,
 )
 from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, warn
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
         "penstock serve --users users.json --tls-port 11207 --tls-cert tls/server.pem --tls-key tls/server.key",
         "penstock serve --pin tap",
         "penstock serve --port 0 --follow couchbase://127.0.0.1:11210/beer --protocol upr",
-        "penstock serve --port 0 --data-dir ./second --join http://127.0.0.1:8091",
     ),
 )
 @add_options("options", NodeOptions)
@@ -62,11 +60,6 @@ def serve(
     serves its changes in all dialects. Its vbuckets are replicas until they are
     made active. --username is the user name on the other node.
 
-    With --join, the node joins the cluster of another node. From then on, buckets,
-    collections and users are those of the cluster: a change over HTTP on one node
-    holds on all. --username is an administrator of the cluster. A node with a
-    --data-dir remains a member when it is started again.
-
     Without --users, only this machine can connect, and no login is needed; clients
     that require one log in as Administrator with the password `password`. With
     --users, every client logs in and has the privileges of its roles.
@@ -80,9 +73,6 @@ def serve(
         raise UsageError("--commit-… needs --data-dir")
     if "follow" in options:
         options["follow"] = resolve_address(options["follow"], username, password_file)
-    if "join" in options:
-        login = resolve_command_login(username, password_file)
-        options["join_login"] = ("", "") if login is None else (login.username, login.password)
     options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
     asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
 

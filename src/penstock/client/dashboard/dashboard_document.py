@@ -21,7 +21,6 @@ __all__ = [
     "NodeFacts",
     "NodeRow",
     "RatePoint",
-    "RebalanceFacts",
     "TimingRow",
     "VbucketDetail",
     "VbucketRow",
@@ -43,13 +42,11 @@ class NodeFacts(Struct):
         version: its version.
         uptime: seconds since its start.
         address: HOST:PORT of its page, or the connection string of the bucket.
-        lease: why it may not serve writes; empty if it may.
     """
 
     version: str | None
     uptime: float | None
     address: str
-    lease: str | None
 
 
 class ViewerFacts(Struct):
@@ -283,22 +280,6 @@ class NodeRow(Struct):
     replicas: int
 
 
-class RebalanceFacts(Struct):
-    """A rebalance.
-
-    Attributes:
-        running: whether one runs; None: not known.
-        progress: the part that is done, 0 to 1.
-        by_node: the same by name of a node.
-        problem: why the last one failed; empty if it did not.
-    """
-
-    running: bool | None
-    progress: float | None = None
-    by_node: dict[str, float] = {}
-    problem: str = ""
-
-
 class AccountRow(Struct):
     """A user with roles and last login."""
 
@@ -333,7 +314,6 @@ class DashboardDocument(Struct, kw_only=True):
         rollback_count: number of all rollbacks.
         collections: the collections that the user may see.
         nodes: nodes of the cluster.
-        rebalance: the rebalance.
         users: the users of the node, for an administrator.
     """
 
@@ -358,5 +338,4 @@ class DashboardDocument(Struct, kw_only=True):
     rollback_count: int | None
     collections: list[CollectionRow] | None
     nodes: list[NodeRow]
-    rebalance: RebalanceFacts
     users: list[AccountRow] | None

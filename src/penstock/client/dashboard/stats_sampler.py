@@ -19,7 +19,6 @@ from penstock.client.dashboard.dashboard_document import (
     NodeFacts,
     NodeRow,
     RatePoint,
-    RebalanceFacts,
     VbucketDetail,
     VbucketRow,
     ViewerFacts,
@@ -148,7 +147,6 @@ class StatsSampler:
                 version=first.get("ep_version") or first.get("version"),
                 uptime=find_decimal(first, "uptime"),
                 address=str(address),
-                lease=None,
             ),
             user=ViewerFacts(_find_user(address), [], may_read_changes=True, may_end_streams=False),
             buckets=[address.bucket],
@@ -166,7 +164,6 @@ class StatsSampler:
             rollback_count=count_rollbacks(whole),
             collections=list_collections(groups["collections"] for groups in answered),
             nodes=[_make_node_row(report, index) for index in range(len(report.nodes))],
-            rebalance=RebalanceFacts(running=None),
             users=None,
         )
         return StatsSample(document, rows)

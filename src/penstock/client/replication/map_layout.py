@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from penstock.client.connect.cluster_map import NO_NODE
@@ -36,10 +36,12 @@ class MapNode:
     Attributes:
         endpoint: host and port for data.
         services: its ports by the names of services.
+        alternates: its alternate addresses, as nodesExt has them.
     """
 
     endpoint: Endpoint
     services: Mapping[str, int]
+    alternates: Mapping[str, Any] = field(default_factory=dict, compare=False)
 
     def get_endpoint(self, *, tls: bool) -> Endpoint:
         """Return host and port to connect to. Raises UsageError if the node has no port with TLS."""
@@ -65,7 +67,8 @@ class MapNode:
     def to_dict(self, *, is_own: bool) -> dict[str, Any]:
         """Return the entry of nodesExt."""
         own = {"thisNode": True} if is_own else {}
-        return {"services": dict(self.services), **own, "hostname": self.endpoint[0]}
+        outer = {"alternateAddresses": dict(self.alternates)} if self.alternates else {}
+        return {"services": dict(self.services), **own, "hostname": self.endpoint[0], **outer}
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,7 +208,7 @@ def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapN
     host = host.strip("[]")
     endpoint = (dialled[0] if host == _ANY_HOST else host, int(port))
     services = {str(name): int(number) for name, number in entry.get("services", {"kv": endpoint[1]}).items()}
-    return MapNode(endpoint, services)
+    return MapNode(endpoint, services, dict(entry.get("alternateAddresses") or {}))
 
 
 def find_next_version(documents: Iterable[Mapping[str, Any]]) -> MapVersion:

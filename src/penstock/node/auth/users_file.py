@@ -33,7 +33,6 @@ __all__ = [
     "accounts_to_dict",
     "change_users",
     "read_users",
-    "replace_users",
 ]
 
 logger = logging.getLogger("penstock.node")
@@ -191,37 +190,8 @@ def change_users(path: Path) -> Iterator[dict[str, Account]]:
     # The file itself is replaced, so a lock on it would not keep others out.
     with _lock_directory(path.parent):
         accounts, secret = read_users(path) if path.exists() else ({}, secrets.token_bytes(SECRET_BYTES))
-        if _read_cluster(path):
-            raise UsageError(
-                f"{path}: its node is in a cluster, which has the users; change them over HTTP on one of the nodes "
-                "(/settings/rbac/users). If the node no longer exists, remove the field `cluster` from the file"
-            )
         yield accounts
         _write_users(path, accounts, secret)
-
-
-def replace_users(path: Path, accounts: Mapping[str, Account], secret: bytes, cluster: str = "") -> None:
-    """Write other accounts and another secret to a file, unless it has them already.
-
-    Args:
-        path: the file.
-        accounts: the accounts by name.
-        secret: key of the challenges of unknown users.
-        cluster: uuid of the cluster that has the users; empty: the node stands alone.
-
-    Raises:
-        UsageError: as in `change_users`.
-        Error: the file cannot be written.
-    """
-    path = Path(os.path.realpath(path))
-    with _lock_directory(path.parent):
-        if read_users(path) != (dict(accounts), secret) or _read_cluster(path) != cluster:
-            _write_users(path, accounts, secret, cluster)
-
-
-def _read_cluster(path: Path) -> str:
-    """Return the uuid of the cluster in a file of users that was read before; empty if there is none."""
-    return str(json.loads(path.read_bytes()).get("cluster", "")) if path.exists() else ""
 
 
 @contextmanager
@@ -237,10 +207,8 @@ def _lock_directory(directory: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _write_users(path: Path, accounts: Mapping[str, Account], secret: bytes, cluster: str = "") -> None:
+def _write_users(path: Path, accounts: Mapping[str, Account], secret: bytes) -> None:
     fields = {"format": FORMAT, "secret": b64encode(secret).decode(), "users": accounts_to_dict(accounts)}
-    if cluster:
-        fields["cluster"] = cluster
     draft = path.with_name(f".{path.name}.{secrets.token_hex(4)}.new")
     try:
         _replace_file(path, draft, json.dumps(fields, indent=2, ensure_ascii=False).encode() + b"\n")

@@ -29,14 +29,14 @@ class BucketList(dict[str, ServedBucket]):
 
     Args:
         storage: how buckets are stored.
-        get_topology: returns the nodes of a bucket by its name.
+        get_topology: returns the nodes of the buckets.
         close_users: ends all streams and connections that use a bucket, before the bucket is deleted.
     """
 
     def __init__(
         self,
         storage: BucketStorage,
-        get_topology: Callable[[str], Topology],
+        get_topology: Callable[[], Topology],
         close_users: Callable[[ServedBucket], None],
     ) -> None:
         """Make an empty list."""
@@ -115,12 +115,12 @@ class BucketList(dict[str, ServedBucket]):
             StoreDamaged: the files are damaged.
         """
         async with self._lock:
-            topology = self._get_topology(spec.name)
+            topology = self._get_topology()
             if self._closed:
                 raise UsageError("the node is stopping")
             if spec.name in self:
                 raise UsageError(f"bucket {spec.name!r} exists already")
-            if not spec.is_plain_cache and topology.chains is None:
+            if not spec.is_plain_cache:
                 topology.check_vbuckets(spec.vbuckets)
             served = await open_bucket(spec, self._storage)
             for number in _list_foreign_vbuckets(topology, served):
@@ -225,13 +225,11 @@ def _list_foreign_vbuckets(topology: Topology, served: ServedBucket) -> Iterator
     """Yield the vbuckets of a bucket that are active here but belong to other nodes.
 
     A plain cache has none: its clients split the keys over nodes. An orchestrator that has pushed a map places the
-    vbuckets itself. It may have moved a vbucket to a member just before the members agreed on the map, so a vbucket
-    with changes stays. Replicas belong to no place of the topology.
+    vbuckets itself. Replicas belong to no place of the topology.
     """
     if len(topology.places) == 1 or served.spec.is_plain_cache or served.cluster_map.pushed:
         return
     own = set(topology.list_owned(len(served.store.vbuckets)))
     for vbucket in served.store.vbuckets:
-        stays = topology.chains is not None and vbucket.changes.high_seqno > 0
-        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE and not stays:
+        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE:
             yield vbucket.id

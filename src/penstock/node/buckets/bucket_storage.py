@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.errors import Error
-from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.buckets import definition_files
 from penstock.node.buckets.bucket_maintenance import BucketMaintenance
 from penstock.node.buckets.bucket_spec import BucketSpec
@@ -51,7 +50,6 @@ class BucketStorage:
         pager_seconds: time between two runs of the expiry pager.
         persistence_timeout: seconds that a request waits for the disk.
         flush_enabled: whether buckets without a setting of their own may be flushed.
-        lease: the permission to serve documents.
     """
 
     machine: Machine
@@ -60,7 +58,6 @@ class BucketStorage:
     pager_seconds: float
     persistence_timeout: float
     flush_enabled: bool
-    lease: ServingLease
 
 
 def count_file_bytes(path: Path) -> int:
@@ -109,7 +106,6 @@ async def open_bucket(spec: BucketSpec, storage: BucketStorage) -> ServedBucket:
     store.log.room.compact = served.free_memory
     if served.flusher is not None:
         served.flusher.on_commit = served.finish_commit
-    served.sync_writes.may_decide = storage.lease.is_valid
     served.sync_writes.resume_all()
     if store.recovery_summary:
         logger.info("bucket %s: %s", spec.name, store.recovery_summary)

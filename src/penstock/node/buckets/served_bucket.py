@@ -174,7 +174,6 @@ class ServedBucket:
             machine.time_ns,
             pushed,
             lambda newer: self._store_field(_MAP_FIELD, newer.to_dict()),
-            lambda: self.topology.version,
         )
         self._own_uuid = store.uuid or (definition.uuid if definition is not None else machine.make_uuid())
         self.definition = definition
@@ -351,34 +350,15 @@ class ServedBucket:
     # The cluster map
 
     def set_topology(self, topology: Topology) -> None:
-        """Publish the bucket as part of these nodes from now on.
-
-        A vbucket whose nodes are others now has them as its replication chain, until a client sets a chain for it. An
-        orchestrator sets the chain just before it publishes the map. A chain with exactly the nodes of the map stays.
-        It has no places without a node, if the orchestrator has taken a replica away on purpose.
-
-        Raises:
-            REFUSED: TemporaryFailure or OutOfMemory; the log accepts no notes. The nodes are still those before.
-        """
-        before, vbuckets = self.topology, self.store.vbuckets
-        changed = [each for each in vbuckets if before.name_chain(each.id) != topology.name_chain(each.id)]
-        for vbucket in changed:
-            placed = tuple(name for name in topology.name_chain(vbucket.id) if name is not None)
-            if vbucket.history.prepares.chains != (placed,):
-                vbucket.history.prepares.set_chains(())
+        """Publish the bucket as part of these nodes from now on."""
         self.topology = topology
         self.cluster_map.invalidate()
-        for vbucket in changed:
-            self.sync_writes.use_chains(vbucket)
 
     def _find_default_chains(self, vbucket: Vbucket) -> Chains:
         """Return the replication chains of a vbucket for which no client has set one.
 
-        The members of a cluster have agreed on its nodes. Else it is this node alone, if there are no replicas.
+        It is this node alone, if the bucket has no replicas.
         """
-        chain = self.topology.name_chain(vbucket.id)
-        if len(chain) > 1:
-            return (chain,)
         return () if self.spec.replicas else (("",),)
 
     def _build_map(self) -> dict[str, Any]:

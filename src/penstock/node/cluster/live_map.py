@@ -22,15 +22,13 @@ Unwatch = Callable[[], None]
 class LiveMap:
     """The newest text of a map, made once for each revision, and the watchers of its changes.
 
-    A map that an orchestrator has pushed replaces the own map for good, unless the node is a member of a cluster. It
-    must be used on the event loop's thread.
+    A map that an orchestrator has pushed replaces the own map for good. It must be used on the event loop's thread.
 
     Args:
         build: returns the map without its revision.
         time_ns: returns nanoseconds since the epoch.
         pushed: the map that was pushed last; None: the own map.
         store: stores a pushed map for the next start.
-        get_agreed_version: returns epoch and revision of the own map if the members of a cluster have agreed on it.
     """
 
     def __init__(
@@ -39,13 +37,11 @@ class LiveMap:
         time_ns: Callable[[], int],
         pushed: PushedMap | None = None,
         store: Callable[[PushedMap], None] = lambda pushed: None,
-        get_agreed_version: Callable[[], tuple[int, int] | None] = lambda: None,
     ) -> None:
         self._store = store
         self._build = build
         self._time_ns = time_ns
         self._pushed = pushed
-        self._get_agreed_version = get_agreed_version
         self._content: Mapping[str, Any] = {}
         self._body = b""
         self._epoch, self._revision = EPOCH, 0
@@ -71,7 +67,7 @@ class LiveMap:
     @property
     def pushed(self) -> PushedMap | None:
         """The map that an orchestrator has pushed; None if the node serves its own map."""
-        return self._pushed if self._get_agreed_version() is None else None
+        return self._pushed
 
     @property
     def text(self) -> bytes:
@@ -160,18 +156,14 @@ class LiveMap:
         if not self._stale:
             return
         self._stale = False
-        agreed, pushed = self._get_agreed_version(), self.pushed
-        if pushed is not None:
-            self._content, self._text = pushed.content, pushed.text
-            self._epoch, self._revision = pushed.epoch, pushed.revision
+        if self._pushed is not None:
+            self._content, self._text = self._pushed.content, self._pushed.text
+            self._epoch, self._revision = self._pushed.epoch, self._pushed.revision
             return
         content = self._build()
         body = dump_json(content)
-        version = agreed or (self._epoch, self._revision)
-        if body == self._body and version == (self._epoch, self._revision):
+        if body == self._body and self._epoch == EPOCH:
             return
-        if agreed is None:
-            version = (EPOCH, next_revision(self._revision, self._time_ns()))
-        self._epoch, self._revision = version
+        self._epoch, self._revision = EPOCH, next_revision(self._revision, self._time_ns())
         self._content, self._body = content, body
         self._text = b'{"rev":%d,"revEpoch":%d,%s' % (self._revision, self._epoch, body[1:])

@@ -1,9 +1,8 @@
 """The cluster map: the nodes, and the node of each vbucket. Pure.
 
-A topology is a list of places, the same on every node, and the number of this node. Members of a cluster have agreed
-on the nodes of each vbucket, and serve that map. Without an agreement, vbuckets are split evenly and in order over the
-nodes, so that nodes need not ask each other. A node then lists its own vbuckets only while they are active, and those
-of other nodes always.
+A topology is a list of places, the same on every node, and the number of this node. Vbuckets are split evenly and in
+order over the nodes, so that nodes need not ask each other. A node lists its own vbuckets only while they are active,
+and those of other nodes always.
 """
 
 from __future__ import annotations
@@ -165,10 +164,6 @@ class Topology:
     Attributes:
         places: places of all nodes, in an order that all of them share.
         own_number: number of this node in `places`.
-        chains: by vbucket, the numbers of its owner and of its replicas, as members of a cluster have agreed; None: the
-            vbuckets are split evenly.
-        version: epoch and revision of the map that the members have agreed on; None: the node counts its maps.
-        failed: numbers of the nodes that were failed over. They own no vbuckets, and cluster maps do not list them.
 
     Raises:
         UsageError: `own_number` is out of range, or two nodes have the same address.
@@ -176,9 +171,6 @@ class Topology:
 
     places: tuple[NodePlace, ...] = (NodePlace(),)
     own_number: int = 0
-    chains: tuple[tuple[int, ...], ...] | None = None
-    version: tuple[int, int] | None = None
-    failed: frozenset[int] = frozenset()
 
     def __post_init__(self) -> None:
         if not 0 <= self.own_number < len(self.places):
@@ -195,24 +187,12 @@ class Topology:
         """Return the same topology with another place of this node, whose listeners have got their ports."""
         return replace(self, places=(*self.places[: self.own_number], here, *self.places[self.own_number + 1 :]))
 
-    def with_chains(self, chains: tuple[tuple[int, ...], ...] | None, version: tuple[int, int]) -> Topology:
-        """Return the same nodes with a map that they have agreed on."""
-        return replace(self, chains=chains, version=version)
-
-    def list_mapped(self) -> list[int]:
-        """Return the numbers of the nodes that cluster maps list, in the order of the maps."""
-        return [number for number in range(len(self.places)) if number not in self.failed]
-
     def find_owner(self, vbucket: int, vbuckets: int) -> int:
-        """Return the number of the node that owns a vbucket; NO_NODE for none."""
-        if self.chains is not None:
-            return self.chains[vbucket][0]
+        """Return the number of the node that owns a vbucket."""
         return vbucket * len(self.places) // vbuckets
 
     def list_owned(self, vbuckets: int) -> Sequence[int]:
         """Return the vbuckets that this node owns."""
-        if self.chains is not None:
-            return [vbucket for vbucket, chain in enumerate(self.chains) if chain[0] == self.own_number]
         nodes, place = len(self.places), self.own_number
         # The lowest v with v * nodes // vbuckets >= n, for n the place of this node and the next.
         return range(-(-place * vbuckets // nodes), -(-(place + 1) * vbuckets // nodes))
@@ -221,13 +201,6 @@ class Topology:
     def addresses(self) -> list[str]:
         """The addresses for data of all nodes, the same on each of them."""
         return [place.format_address(place.kv or place.kv_tls) for place in self.places]
-
-    def name_chain(self, vbucket: int) -> tuple[str | None, ...]:
-        """Return the addresses of a vbucket's owner and replicas, None for missing ones; empty without chains."""
-        if self.chains is None:
-            return ()
-        addresses = self.addresses
-        return tuple(None if number == NO_NODE else addresses[number] for number in self.chains[vbucket])
 
     def make_bucket_uuid(self, name: str, own: str) -> str:
         """Return the uuid by which clients know a bucket.
@@ -335,8 +308,7 @@ def build_bucket_map(
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if is_plain_cache else capabilities,
         "nodes": [
-            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}}
-            for place in (topology.places[number] for number in topology.list_mapped())
+            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
         ],
     }
     if not is_plain_cache:
@@ -346,25 +318,15 @@ def build_bucket_map(
 
 
 def _build_server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
-    chains = topology.chains
-    if chains is None:
-        chains = tuple((topology.find_owner(number, len(vbuckets)),) for number in range(len(vbuckets)))
-        own = {
-            number: (NO_NODE,)
-            for number in topology.list_owned(len(vbuckets))
-            if vbuckets[number].history.state is not VbucketState.ACTIVE
-        }
-        chains = tuple(own.get(number, chain) for number, chain in enumerate(chains))
-    replicas = max(replicas, len(chains[0]) - 1)
-    addresses, mapped = topology.addresses, topology.list_mapped()
-    indexes = {NO_NODE: NO_NODE, **{number: index for index, number in enumerate(mapped)}}
+    owners = [topology.find_owner(number, len(vbuckets)) for number in range(len(vbuckets))]
+    for number in topology.list_owned(len(vbuckets)):
+        if vbuckets[number].history.state is not VbucketState.ACTIVE:
+            owners[number] = NO_NODE
     return {
         "hashAlgorithm": "CRC",
         "numReplicas": replicas,
-        "serverList": [addresses[number] for number in mapped],
-        "vBucketMap": [
-            [*(indexes[number] for number in chain), *[NO_NODE] * (replicas + 1 - len(chain))] for chain in chains
-        ],
+        "serverList": topology.addresses,
+        "vBucketMap": [[owner, *[NO_NODE] * replicas] for owner in owners],
     }
 
 
@@ -380,7 +342,7 @@ def _build_nodes_ext(topology: Topology) -> list[dict[str, Any]]:
             **({"hostname": place.host} if place.host != ANY_HOST else {}),
             **({"alternateAddresses": place.external.to_dict()} if place.external is not None else {}),
         }
-        for number, place in ((number, topology.places[number]) for number in topology.list_mapped())
+        for number, place in enumerate(topology.places)
     ]
 
 

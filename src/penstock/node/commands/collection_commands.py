@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from functools import partial
 from struct import Struct
 from typing import Final
 
 from penstock.errors import InvalidArguments
 from penstock.node.answers import Parked
-from penstock.node.commands.agreed_changes import await_change
 from penstock.node.session.command_table import LOGIN, MANAGE_COLLECTIONS, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
-from penstock.store.definition.manifest import DEFAULT_NAME, Manifest
+from penstock.store.definition.manifest import DEFAULT_NAME
 from penstock.store.definition.manifest_json import pack_manifest, unpack_manifest
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
@@ -34,20 +32,9 @@ def get_manifest(session: Session, request: GetManifest) -> bytes:
 
 @COMMANDS.serve(needs=MANAGE_COLLECTIONS)
 def set_manifest(session: Session, request: SetManifest) -> bytes:
-    """Replace the manifest, in a cluster on all nodes; answer when all vbuckets here have written its events."""
-    bucket, manifest, administration = (
-        session.require_bucket(),
-        unpack_manifest(request.value),
-        session.node.administration,
-    )
-    if administration.shares_maps:
-
-        def accept(current: Manifest) -> Manifest:
-            return current.accept_successor(manifest)
-
-        change = partial(administration.change_manifest, bucket, accept)
-        raise Parked(partial(await_change, change, encode_reply(request)))
-    bucket.change_manifest(manifest)
+    """Replace the manifest; answer when all vbuckets have written its events."""
+    bucket = session.require_bucket()
+    bucket.change_manifest(unpack_manifest(request.value))
     raise Parked(lambda resume: bucket.maintenance.call_after_rollout(lambda _: resume(encode_reply(request))))
 
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
-from penstock.node.answers import Answer, CloseConnection, Parked
+from penstock.node.answers import Answer, CloseConnection
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
-from penstock.node.commands.agreed_changes import await_change
 from penstock.node.session.command_table import (
     LOGIN,
     META_READ,
@@ -133,17 +130,9 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
     """Serve a map of the orchestrator: of the bucket with this name, or with an empty name of the nodes."""
     pushed = PushedMap.parse(to_signed(request.epoch), to_signed(request.revision), bytes(request.value))
-    bucket, administration = (
-        session.node.buckets.get(request.key.decode("utf-8", "replace")),
-        session.node.administration,
-    )
+    bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
     if bucket is None and request.key:
         raise KeyNotFound(f"no bucket {request.key!r}")
-    if administration.shares_maps:
-        if bucket is None:
-            raise NotSupported("the members of a cluster agree on their nodes themselves")
-        change = partial(administration.change_map, bucket, pushed)
-        raise Parked(partial(await_change, change, encode_reply(request)))
     (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
     return encode_reply(request)
 

@@ -23,13 +23,12 @@ from penstock.errors import (
 from penstock.node.cluster.topology import dump_json
 from penstock.node.http.dashboard.dashboard_pages import make_dashboard_pages
 from penstock.node.http.pages import (
+    address_pages,
     bucket_pages,
     cluster_pages,
     collection_pages,
-    failover_pages,
-    membership_pages,
     monitoring_pages,
-    rebalance_pages,
+    task_pages,
     user_pages,
 )
 from penstock.node.http.pages.forms import FormErrors
@@ -40,9 +39,8 @@ __all__ = ["PAGES", "make_app"]
 
 PAGES = (
     *cluster_pages.PAGES,
-    *membership_pages.PAGES,
-    *failover_pages.PAGES,
-    *rebalance_pages.PAGES,
+    *address_pages.PAGES,
+    *task_pages.PAGES,
     *bucket_pages.PAGES,
     *collection_pages.PAGES,
     *user_pages.PAGES,

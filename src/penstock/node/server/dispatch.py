@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from penstock.errors import AccessDenied, InvalidArguments, NotMyVbucket, RemoteProtocolError
+from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
 from penstock.node.answers import Answer, CloseConnection
 from penstock.node.auth import Privilege
 from penstock.node.commands import (
@@ -163,20 +163,6 @@ def _deny(session: Session, frame: Frame) -> bytes:
     raise AccessDenied(f"{name_opcode(frame.opcode)}: not for {session.login.effective_user_name}")
 
 
-def _refuse_without_lease(session: Session, frame: Frame) -> bytes:
-    """Raise NotMyVbucket: another node may have the documents now. Clients ask for the cluster map, and retry."""
-    raise NotMyVbucket(f"{name_opcode(frame.opcode)}: {session.node.storage.lease.reason}", vbucket=frame.specific)
-
-
-_DOCUMENTS = frozenset((Privilege.READ, Privilege.WRITE, Privilege.META_WRITE))
-_REPLICA_READS = frozenset((Opcode.GET_REPLICA,))
-
-
-def _uses_active_documents(command: Command) -> bool:
-    """Return whether a command reads or changes documents of active vbuckets. A replica may be read without a lease."""
-    return bool(command.needs and command.needs & _DOCUMENTS) and command.code not in _REPLICA_READS
-
-
 def _is_allowed(needs: Needs, allowed: frozenset[Privilege] | None) -> bool:
     return needs is None or (allowed is not None and needs <= allowed)
 
@@ -189,15 +175,10 @@ def choose_handlers(
     *,
     json: bool,
     consumes: bool = False,
-    has_lease: bool = True,
 ) -> Handlers:
     """Return the handlers of a session. Arguments: see HandlerChoice."""
     commands = _find_commands(dialect, consumes=consumes)
     table = _build_plain_handlers(commands, allowed)
-    if not has_lease:
-        for command in filter(_uses_active_documents, _iterate_commands(COMMANDS)):
-            allowed_shapes = (shape for shape in list_shapes(command.code) if table[shape] is not _deny)
-            table |= dict.fromkeys(allowed_shapes, _refuse_without_lease)
     if json and dialect is not Dialect.UPR_DRAFT:  # in the draft, byte 5 of a SET is a sub-opcode, not a datatype
         for command in _iterate_commands(COMMANDS):
             for shape in list_shapes(command.code) if Trait.JSON in command.traits else ():

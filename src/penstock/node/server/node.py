@@ -12,7 +12,6 @@ from threading import Thread, get_ident
 from typing import Any, TypeVar
 
 from penstock.errors import OperationTimeout, UsageError
-from penstock.node.agreement.serving_lease import ServingLease
 from penstock.node.auth import ListenerAccess, LoginAttempts, ServerTls, UsersFile, decide_access
 from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList, check_bucket_names
@@ -23,12 +22,7 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
 from penstock.node.http.http_server import HttpServer
-from penstock.node.membership.administration import Administration
-from penstock.node.membership.cluster_service import JOIN_SECONDS, ClusterService
-from penstock.node.membership.member_file import MemberFile
-from penstock.node.membership.node_requests import NodeRequests
 from penstock.node.mirror.bridge import Bridge, find_upstream
-from penstock.node.rebalance.rebalancer import Rebalancer
 from penstock.node.server.kv_server import KvServer
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.listener import Listener
@@ -54,6 +48,7 @@ _DISK_SECONDS = 600.0
 _LAST_TURNS = 5  # turns of the event loop in which ended connections are freed
 _LAST_REPLY_SECONDS = 1.0  # for peers to take the last replies
 _CALL_SECONDS = 60.0
+_FORMER_MEMBER = "cluster.json"
 
 
 class Node:
@@ -74,9 +69,6 @@ class Node:
         kv_port, tls_port, http_port, https_port: the ports; 0 for none.
         buckets: the open buckets by name, with the coroutines `create`, `delete` and `flush`, and with `change_spec`.
         storage: how buckets are kept.
-        cluster: the membership in a cluster.
-        rebalancer: rebalances the cluster when an administrator requests it.
-        administration: changes buckets, collections and users, in a cluster on all nodes.
         default_vbuckets: number of vbuckets of a bucket whose definition gives none.
         bridge: mirrors a bucket of another node; None without `follow`.
         topology: the nodes of the buckets, and the place of this node among them.
@@ -102,7 +94,6 @@ class Node:
         self.handshakes = TlsHandshakes(loop)
         self.storage = BucketStorage(
             machine=self.machine,
-            lease=ServingLease(self.machine.monotonic),
             data_dir=None if options.data_dir is None else Path(options.data_dir),
             settings=options.settings or BucketSettings(),
             pager_seconds=options.pager_seconds,
@@ -116,14 +107,11 @@ class Node:
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.buckets = BucketList(self.storage, self._make_bucket_topology, self._close_bucket_clients)
+        self.buckets = BucketList(self.storage, lambda: self.topology, self._close_bucket_clients)
         self.default_vbuckets = 1024
         self.http = HttpServer(self)
         self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
         self.kv = KvServer(self)
-        self.cluster = _make_cluster(self)
-        self.rebalancer = Rebalancer(self.cluster, _get_authority(options))
-        self.administration = Administration(self.buckets, self.users, self.cluster)
         self.started_at = loop.time()
         self._tls = _load_tls(options)
         self._stopped = asyncio.Event()
@@ -162,7 +150,6 @@ class Node:
         try:
             await node._open_buckets()
             node._listen()
-            await node._join_cluster()
         except BaseException:
             await node._stop_listening()
             await node._close_buckets()
@@ -171,10 +158,7 @@ class Node:
 
     async def _open_buckets(self) -> None:
         names, vbuckets = self.options.buckets, self.options.vbuckets
-        if self.cluster.load():
-            self.topology = self.cluster.make_topology() or self.topology
-            await self.buckets.open_all((), vbuckets, default_names=())
-            return
+        _warn_of_former_member(self.storage.data_dir)
         follow, followed = self.options.upstream, None
         if follow is not None:
             followed = BucketSpec(name=follow.bucket, vbuckets=vbuckets)
@@ -186,7 +170,7 @@ class Node:
         await self.buckets.open_all(
             names or (),
             vbuckets,
-            default_names=() if followed or self.options.join else DEFAULT_BUCKETS,
+            default_names=() if followed else DEFAULT_BUCKETS,
             excluded=followed.name if followed else None,
         )
         if upstream is not None and followed is not None:
@@ -207,25 +191,12 @@ class Node:
         for ports in (http.ports, kv.ports):  # only now, since each client gets all port numbers
             ports.start_accepting()
 
-    async def _join_cluster(self) -> None:
-        """Take part in the cluster of the last run, or join a cluster."""
-        await self.cluster.start()
-        self.rebalancer.start()
-        if self.options.join is not None and self.cluster.member is None:
-            await self.cluster.join(self.options.join, *self.options.join_login)
-
     def set_topology(self, topology: Topology) -> None:
         """Publish the nodes of the buckets, with the own ports as they are."""
         self.topology = _place_ports(self, topology)
-        if self.cluster.member is not None:
-            self.uuid = self.cluster.member.state.document.uuid
         self.map.invalidate()
-        for name, served in self.buckets.items():
-            served.set_topology(self._make_bucket_topology(name))
-
-    def _make_bucket_topology(self, bucket: str) -> Topology:
-        found = self.cluster.make_topology(bucket)
-        return self.topology if found is None else _place_ports(self, found)
+        for served in self.buckets.values():
+            served.set_topology(self.topology)
 
     def get_access(self, tls: bool) -> ListenerAccess:
         """Return the access rules of a listener, with TLS or without.
@@ -285,8 +256,7 @@ class Node:
         own = NodeOptions(host=host, port=port, **options)
         follow = own.upstream
         disk = 0 if options.get("data_dir") is None else _DISK_SECONDS
-        joining = 0 if own.join is None else JOIN_SECONDS
-        patience = _START_SECONDS + disk + joining + (0 if follow is None else follow.options.retry_seconds)
+        patience = _START_SECONDS + disk + (0 if follow is None else follow.options.retry_seconds)
         loop = asyncio.new_event_loop()
         thread = Thread(target=loop.run_forever, name="penstock-node", daemon=True)
         thread.start()
@@ -381,8 +351,6 @@ class Node:
             self._stopped.set()
 
     async def _stop_listening(self) -> None:
-        await self.rebalancer.close()
-        await self.cluster.stop()
         await self.kv.stop_accepting()
         self.handshakes.close()
         await self.http.close()
@@ -404,24 +372,14 @@ class Node:
         self.http.state.wake_streams()
 
 
-def _get_authority(options: NodeOptions) -> Path | None:
-    return None if options.cluster_ca is None else Path(options.cluster_ca)
-
-
-def _make_cluster(node: Node) -> ClusterService:
-    options, data_dir = node.options, node.storage.data_dir
-    return ClusterService(
-        node,
-        MemberFile(None if data_dir is None else node.machine.directory(data_dir)),
-        NodeRequests(_get_authority(options), allow_plain=options.allow_plain),
-        options.host,
-        has_fixed_nodes=bool(options.nodes),
-        change_seconds=options.change_timeout,
-        lease=node.storage.lease,
-        lease_seconds=options.lease_seconds,
-        failover=options.failover,
-        random=node.machine.random,
-    )
+def _warn_of_former_member(data_dir: Path | None) -> None:
+    """Log that a data directory belonged to a member of a cluster. Earlier versions had such clusters."""
+    if data_dir is not None and (data_dir / _FORMER_MEMBER).exists():
+        logger.warning(
+            "%s: this node was a member of a cluster; it serves its buckets alone now. Vbuckets that other nodes owned "
+            "stay as they are, until an orchestrator sets their states",
+            data_dir / _FORMER_MEMBER,
+        )
 
 
 def _make_listener(node: Node, tls: ServerTls | None) -> Listener:

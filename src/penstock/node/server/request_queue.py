@@ -126,7 +126,6 @@ class RequestQueue:
     def _serve(self) -> None:
         """Serve as many requests as one turn allows, and send their replies."""
         if not self._is_blocked():
-            self._session.check_lease()
             self._serve_requests()
         self.send_replies()
         self._connection.update_reading()

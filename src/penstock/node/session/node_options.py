@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from penstock.client.connect.address import Address, parse_address, parse_dialect
 from penstock.errors import UsageError
-from penstock.node.agreement.failover_settings import FailoverSettings
-from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, number, one_of, option, text_list
+from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, one_of, option, text_list
 from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:  # the command line imports this module for its options: importing the store would slow it down
@@ -36,7 +35,6 @@ class NodeOptions:
 
     Attributes:
         follow: a connection string, or an address if the client has to log in.
-        join_login: user name and password of an administrator of the cluster to join; empty: no login.
         this_node: the index of this node in `nodes`.
         settings: default settings of the buckets.
         machine: the machine that the node runs on; None: this machine.
@@ -49,7 +47,6 @@ class NodeOptions:
         login_timeout: seconds in which a connection must log in, if a login is needed.
         frame_timeout: seconds in which a frame must end after its first byte.
         most_connections: most simultaneous connections.
-        change_timeout: seconds within which a majority of a cluster must agree on a change.
 
     Raises:
         UsageError: options that exclude each other.
@@ -123,23 +120,6 @@ class NodeOptions:
         shown="this one alone",
         flag="--node",
     )
-    join: str | None = option(
-        nonempty(metavar="URL"), "join the cluster of the node with this HTTP address", default=None
-    )
-    lease_seconds: float = option(
-        number(0.5, 600.0),
-        "seconds for which a majority of a cluster lets a node serve documents; the first node decides for all",
-        default=4.0,
-    )
-    auto_failover_seconds: float | None = option(
-        number(0.5, 3600.0),
-        "fail a node over that a majority of the cluster has missed for so long; at least the lease and a quarter",
-        default=None,
-        shown="none",
-    )
-    cluster_ca: str | os.PathLike[str] | None = option(
-        FILE, "CA of the certificates of other nodes, PEM", default=None, shown="those of the system"
-    )
     data_dir: str | os.PathLike[str] | None = option(
         nonempty(metavar="DIR", is_path=True),
         "directory of the buckets",
@@ -147,7 +127,6 @@ class NodeOptions:
         shown="in memory",
     )
     this_node: int = 0
-    join_login: tuple[str, str] = field(default=("", ""), repr=False)
     settings: BucketSettings | None = None
     machine: Machine | None = None
     idle_timeout: float = 360.0
@@ -157,7 +136,6 @@ class NodeOptions:
     login_timeout: float = 30.0
     frame_timeout: float = 120.0
     most_connections: int = 60_000
-    change_timeout: float = 10.0
 
     def __post_init__(self) -> None:
         for port in (self.port, self.tls_port, self.http_port, self.https_port):
@@ -179,17 +157,6 @@ class NodeOptions:
             raise UsageError("a port for TLS without a certificate: expected a certificate and its key")
         if self.client_ca is not None and self.certificate is None:
             raise UsageError("a CA of client certificates without a certificate: expected a certificate and its key")
-
-        self.failover.check(self.lease_seconds)
-        if self.join is not None and (self.nodes or self.follow is not None or self.buckets):
-            raise UsageError("join with a bucket, a list of nodes or follow: expected join alone, the cluster has them")
-
-    @property
-    def failover(self) -> FailoverSettings:
-        """The settings of the automatic failover in a cluster that the node forms."""
-        if self.auto_failover_seconds is None:
-            return FailoverSettings()
-        return FailoverSettings(enabled=True, timeout=self.auto_failover_seconds)
 
     @property
     def upstream(self) -> Address | None:

@@ -11,7 +11,6 @@ from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import Topology
-from penstock.node.membership.administration import Administration
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
@@ -70,10 +69,6 @@ class NodeServices(Protocol):
 
     def set_topology(self, topology: Topology) -> None:
         """Publish the nodes of the buckets."""
-
-    @property
-    def administration(self) -> Administration:
-        """Changes buckets, collections and users, in a cluster on all nodes."""
 
     @property
     def map(self) -> LiveMap:

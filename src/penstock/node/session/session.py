@@ -58,7 +58,6 @@ class HandlerChoice(Protocol):
         *,
         json: bool,
         consumes: bool = False,
-        has_lease: bool = True,
     ) -> Handlers:
         """Return the handlers.
 
@@ -67,7 +66,6 @@ class HandlerChoice(Protocol):
             allowed: privileges that the user has somewhere in the bucket; None before the login.
             json: whether the client has agreed on the datatype JSON.
             consumes: whether the connection was opened as a DCP consumer.
-            has_lease: whether the node may serve documents.
         """
 
 
@@ -150,7 +148,6 @@ class Session:
         xerror: whether the client knows the newer statuses.
         dialect: None until the first change-stream request, unless the listener is pinned.
         login: the login of the client.
-        has_lease: whether the node may serve documents, as `handlers` have it.
         handlers: request shape -> handler, limited to the privileges of the user.
         read_key, write_key, change_key, meta_key: return the store's key of a request's key, for reading a document,
             writing it, both, and writing it with its metadata. They raise AccessDenied, or the error of the key.
@@ -177,7 +174,6 @@ class Session:
         self.xerror = False
         self.dialect: Dialect | None = None
         self.login = Login(listener.access)
-        self.has_lease = True
         self.handlers = choose_handlers(None, None, json=False)
         self.read_key = self.write_key = self.change_key = self.meta_key = self._make_key_reader()
         self.map = MapReader(self)
@@ -307,22 +303,11 @@ class Session:
             frozenset(allowed),
             json=bool(self.datatypes & Datatype.JSON),
             consumes=self.is_consumer,
-            has_lease=self.has_lease,
         )
         self.read_key = self._make_key_reader(Privilege.READ)
         self.write_key = self._make_key_reader(Privilege.WRITE)
         self.change_key = self._make_key_reader(Privilege.READ, Privilege.WRITE)
         self.meta_key = self._make_key_reader(Privilege.META_WRITE)
-
-    def check_lease(self) -> None:
-        """Refuse documents while the node has no lease. It is called before each turn of requests.
-
-        A timer would be too late: a process that was stopped for a while serves requests before its timers.
-        """
-        has_lease = self.node.storage.lease.is_valid()
-        if has_lease is not self.has_lease:
-            self.has_lease = has_lease
-            self.choose_handlers()
 
     # Requests of the client
 

@@ -10,15 +10,13 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from penstock.node.buckets.endpoint_reports import EndpointLoad
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
-from penstock.node.membership.cluster_service import ClusterService
-from penstock.node.rebalance.rebalancer import Rebalancer
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_node_stats, read_own_stats
 from penstock.node.stats.producer_stats import FAMILIES
@@ -32,7 +30,6 @@ __all__ = [
     "MIRROR_METRICS",
     "NODE_METRICS",
     "HistogramMetric",
-    "MeasuredNode",
     "NodeMetrics",
     "StatMetric",
 ]
@@ -44,18 +41,6 @@ _MICROSECONDS = 1_000_000
 _NUMBERS = {"true": 1.0, "false": 0.0}
 _STATUS_NAMES = {status.value: status.name.lower() for status in Status}
 _STATES = tuple(state.name.lower() for state in VbucketState)
-
-
-class MeasuredNode(NodeServices, Protocol):
-    """A running node, as its metrics see it."""
-
-    @property
-    def cluster(self) -> ClusterService:
-        """The membership in a cluster."""
-
-    @property
-    def rebalancer(self) -> Rebalancer:
-        """Rebalances the cluster."""
 
 
 def _read_number(value: object) -> float:
@@ -135,17 +120,8 @@ NODE_METRICS = (
         "status",
         is_counter=True,
     ),
-    _gauge("serves_documents", "lease_serves_documents", "1; 0 while the node's lease in its cluster has lapsed."),
     _gauge("disk_size_bytes", "disk_size", "Size of the file system of the data directory."),
     _gauge("disk_free_bytes", "disk_free", "Free bytes of the file system of the data directory."),
-    StatMetric(
-        "cluster_members",
-        "Nodes of the cluster, as this node sees them.",
-        {state: state for state in ("healthy", "unhealthy", "failed")},
-        "state",
-    ),
-    _gauge("rebalance_running", "rebalance_running", "1 while this node runs a rebalance, else 0."),
-    _gauge("rebalance_progress_ratio", "rebalance_progress", "Part of the steps of that rebalance that is done."),
 )
 """Metrics of the node as a whole."""
 
@@ -302,7 +278,7 @@ class NodeMetrics(Collector):
         yield from self.node_families
         yield from self.bucket_families
 
-    def add_node(self, node: MeasuredNode) -> None:
+    def add_node(self, node: NodeServices) -> None:
         """Add the values of the node as a whole."""
         stats = dict(read_node_stats(node)) | dict(_read_more(node))
         for metric, family in zip(NODE_METRICS, self.node_families, strict=True):
@@ -346,20 +322,10 @@ def _add_histogram(family: HistogramMetricFamily, labels: Sequence[str], histogr
     family.add_metric(labels, [*buckets, ("+Inf", histogram.count)], total)
 
 
-def _read_more(node: MeasuredNode) -> Iterator[tuple[str, object]]:
+def _read_more(node: NodeServices) -> Iterator[tuple[str, object]]:
     """Yield statistics of a node that STAT does not have, or has in a group of their own."""
     for status, count in tuple(node.connections.refusals.items()):
         yield f"refused_{_STATUS_NAMES.get(status, status)}", count
-    yield "lease_serves_documents", node.storage.lease.is_valid()
     if node.storage.data_dir is not None:
         usage = shutil.disk_usage(node.storage.data_dir)
         yield from (("disk_size", usage.total), ("disk_free", usage.free))
-    member, progress = node.cluster.member, node.rebalancer.progress
-    if member is not None:
-        nodes = member.state.document.nodes
-        failed = sum(each.failed for each in nodes)
-        healthy = sum(not each.failed and member.links.is_healthy(each.id) for each in nodes)
-        yield from (("healthy", healthy), ("unhealthy", len(nodes) - healthy - failed), ("failed", failed))
-    yield "rebalance_running", progress is not None
-    if progress is not None:
-        yield "rebalance_progress", progress.total

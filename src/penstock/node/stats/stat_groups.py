@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from itertools import chain
-from math import inf
 from typing import Any
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, TooBig
@@ -191,15 +190,6 @@ def _read_uuid(bucket: ServedBucket) -> Stats:
     yield "uuid", bucket.uuid
 
 
-def _read_lease(request: StatRequest) -> Stats:
-    lease = request.node.storage.lease
-    yield "lease_state", lease.stage.value
-    yield "lease_serves_documents", format_value(lease.is_valid())
-    yield "lease_reason", lease.reason
-    if lease.seconds_left < inf:
-        yield "lease_seconds_left", f"{lease.seconds_left:.3f}"
-
-
 def _read_config(request: StatRequest) -> Stats:
     """Return the bucket's configuration under the names of kv_engine."""
     bucket, data_dir = request.bucket, request.node.storage.data_dir
@@ -279,7 +269,6 @@ GROUPS: dict[str, StatGroup] = {
     "failovers": make_vbucket_group(_read_failover_log, "the failover logs, or that of one vbucket"),
     "follow": StatGroup(_read_follow, "the progress of a bucket that mirrors another node's"),
     "hash": make_vbucket_group(_read_hash_table, "the tables of keys, or that of one vbucket"),
-    "lease": StatGroup(_read_lease, "the node's permission to serve documents, and why it has none"),
     "reset": StatGroup(_reset_counters, "nothing; sets the counters to 0", privilege=Privilege.SETTINGS),
     "settings": StatGroup(_read_settings, "the settings of the node"),
     "tap": StatGroup(_read_tap, "the TAP producers with their vbuckets, absent registered clients, and totals"),

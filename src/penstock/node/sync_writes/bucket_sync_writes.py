@@ -71,8 +71,6 @@ class BucketSyncWrites:
 
     Attributes:
         on_persisted: called after each commit to disk, for replicas that acknowledge persisted prepares.
-        may_decide: returns whether the node may commit and abort now. Without the lease of its cluster, a replica may
-            have taken its vbuckets over.
     """
 
     def __init__(
@@ -86,7 +84,6 @@ class BucketSyncWrites:
             notify: wakes the streams of changed vbuckets.
         """
         self.on_persisted: dict[Callable[[], None], None] = {}
-        self.may_decide: Callable[[], bool] = lambda: True
         self._store = store
         self._find_default_chains = find_default_chains
         self._notify = notify
@@ -217,9 +214,6 @@ class BucketSyncWrites:
         writes.monitor.persist(vbucket.history.persisted_seqno)
         due.extend(writes.monitor.decide())
         if not due:
-            return
-        if not self.may_decide():
-            self._settle_later(writes)
             return
         try:
             while due:

@@ -67,10 +67,6 @@ class Machine:
         """Return seconds since the epoch."""
         return self.time_ns() / 1e9
 
-    def monotonic(self) -> float:
-        """Return seconds of the monotonic clock."""
-        return self.monotonic_ns() / 1e9
-
     def make_vbuuid(self) -> int:
         """Return 48 random bits as the uuid of a branch. It is never 0, which means "no history" on the wire."""
         return self.random.getrandbits(48) or 1

@@ -52,7 +52,7 @@ function show(found) {
   showStorage(find("storage"), found);
   showCommands(find("commands"), found);
   showTimings(find("timings"), found);
-  showNodes(find("nodes"), find("rebalance"), found);
+  showNodes(find("nodes"), found);
   showCollections(find("collections"), found);
   showUsers(find("users-card"), find("users"), found);
   showStats(find("stats-box"), find("stats"), found);
@@ -67,7 +67,7 @@ function showHeader(found) {
     select.replaceChildren(...found.buckets.map((name) => make("option", { value: name }, name)));
   if (document.activeElement !== select) select.value = found.bucket;
   setText(find("address"), found.node.address);
-  const facts = [found.user.name || "no login", found.node.version ?? "version unknown", `up ${formatSeconds(found.node.uptime)}`, found.node.lease];
+  const facts = [found.user.name || "no login", found.node.version ?? "version unknown", `up ${formatSeconds(found.node.uptime)}`];
   setText(find("viewer"), facts.filter(Boolean).join(" · "));
 }
 

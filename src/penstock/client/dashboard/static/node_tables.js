@@ -82,15 +82,12 @@ export function showTimings(place, document) {
   ], { keyOf: (row) => row.name, empty: "Nothing was timed yet." });
 }
 
-export function showNodes(place, note, document) {
-  const { nodes, rebalance } = document;
+export function showNodes(place, document) {
   const status = (row) => (row.membership === "inactiveFailed" ? "failed over" : row.status === "healthy" ? "healthy" : "lost");
-  setText(note, rebalance.running === null ? "whether a rebalance runs is unknown" : rebalance.running ? `rebalance runs${rebalance.progress === null ? "" : `, ${Math.round(100 * rebalance.progress)} % done`}` : rebalance.problem ? `the last rebalance failed: ${rebalance.problem}` : "");
-  showRows(place, "Nodes of the cluster", nodes, [
+  showRows(place, "Nodes of the cluster", document.nodes, [
     ["Node", false, (row) => (row.is_this ? `${row.address} (this one)` : row.address)],
     ["Status", false, (row) => `${status(row) === "healthy" ? "●" : "▲"} ${status(row)}`],
     ["Active", true, (row) => formatNumber(row.active)], ["Replicas", true, (row) => formatNumber(row.replicas)],
-    ["Moves", true, (row) => (row.name in rebalance.by_node ? `${Math.round(100 * rebalance.by_node[row.name])} %` : "–")],
   ], { keyOf: (row) => row.name, empty: "The node is alone.", classOf: (row) => (status(row) === "healthy" ? null : "lost-node") });
 }
 

@@ -14,7 +14,6 @@ from penstock.client.dashboard.dashboard_document import (
     DemandedRollbackRow,
     NodeFacts,
     NodeRow,
-    RebalanceFacts,
     ViewerFacts,
 )
 from penstock.client.dashboard.document_view import DocumentView
@@ -59,7 +58,6 @@ class ViewerDocuments:
                 version=VERSION,
                 uptime=node.loop.time() - node.started_at,
                 address=node.topology.own_place.address.replace("$HOST", request.host),
-                lease=node.storage.lease.reason,
             ),
             user=_describe_user(request, bucket),
             buckets=[name for name in node.buckets if request.user.has_privilege(Privilege.SIMPLE_STATS, name)],
@@ -77,7 +75,6 @@ class ViewerDocuments:
             rollback_count=bucket.rollbacks.total,
             collections=_list_collections(request, self._sampler),
             nodes=_list_nodes(request, bucket),
-            rebalance=_describe_rebalance(request),
             users=_list_users(request),
         )
 
@@ -131,18 +128,6 @@ def _list_nodes(request: PageRequest, bucket: ServedBucket) -> list[NodeRow]:
             )
         )
     return found
-
-
-def _describe_rebalance(request: PageRequest) -> RebalanceFacts:
-    rebalancer = request.node.rebalancer
-    running = http_documents.is_rebalancing(request.node)
-    progress = rebalancer.progress if running else None
-    return RebalanceFacts(
-        running=running,
-        progress=None if progress is None else progress.total,
-        by_node={} if progress is None else dict(progress.by_node),
-        problem="" if running else rebalancer.problem,
-    )
 
 
 def _list_users(request: PageRequest) -> list[AccountRow] | None:

@@ -98,20 +98,20 @@ async def _create_bucket(request: PageRequest) -> Response:
     spec = make_spec(form, request.node.default_vbuckets)
     if spec.name in request.node.buckets:
         raise FormErrors({"name": "Bucket with given name already exists"})
-    await request.node.administration.create_bucket(spec)
+    await request.node.buckets.create(spec)
     return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
 
 
 async def _change_bucket(request: PageRequest) -> Response:
     served = request.find_bucket()
     spec = change_spec(served.spec, await read_form(request.http_request))
-    await request.node.administration.change_bucket(spec)
+    request.node.buckets.change_spec(spec)
     return Response(status_code=200)
 
 
 async def _delete_bucket(request: PageRequest) -> Response:
     name = request.find_bucket().store.name
-    await request.node.administration.delete_bucket(name)
+    await request.node.buckets.delete(name)
     return Response(status_code=200)
 
 
@@ -119,7 +119,7 @@ async def _flush_bucket(request: PageRequest) -> Response:
     served = request.find_bucket()
     if not served.can_be_flushed:
         raise FormErrors({"_": "Flush is disabled for the bucket"})
-    await request.node.administration.flush_bucket(served.store.name)
+    await request.node.buckets.flush(served.store.name)
     return Response(status_code=200)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from starlette.exceptions import HTTPException
@@ -13,7 +14,6 @@ from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.pages.forms import FormErrors, parse_flag, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
-from penstock.node.membership.administration import ChangeManifest
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import Collection, Manifest
 
@@ -101,9 +101,14 @@ async def _drop_collection(request: PageRequest) -> Response:
     )
 
 
-async def _change_manifest(request: PageRequest, served: ServedBucket, change: ChangeManifest) -> Response:
+async def _change_manifest(
+    request: PageRequest, served: ServedBucket, change: Callable[[Manifest], Manifest]
+) -> Response:
     try:
-        after = await request.node.administration.change_manifest(served, change)
+        before = served.store.manifests.current
+        after = change(before)
+        if after is not before:
+            served.change_manifest(after)
         await _wait_for_rollout(served)
     except UnknownScope:
         _refuse_missing(f'Scope with name "{request.get_path_part("scope")}" is not found')

@@ -20,7 +20,6 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from penstock.client.login.credentials import Credentials
 from penstock.errors import TemporaryFailure
 from penstock.node.auth.listener_access import ListenerAccess
 from penstock.node.auth.roles import Privilege, User
@@ -101,13 +100,6 @@ class PageRequest:
     def count_items(self) -> int:
         """Return the number of documents on this node in collections that the user may know of."""
         return sum(count_visible_items(served, self.filter_manifest(served)) for served in self.list_buckets())
-
-    def read_credentials(self) -> Credentials | None:
-        """Return the name and password of the user; None without a login, or with a certificate."""
-        authorization = self.http_request.headers.get("authorization")
-        if authorization is None or self.node.users is None:
-            return None
-        return Credentials(*_parse_credentials(authorization))
 
     def is_user_current(self) -> bool:
         """Return whether the user still exists with the roles that it had when the request came."""

@@ -16,8 +16,6 @@ from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
 from penstock.node.http.pages.http_state import ManagedNode
-from penstock.node.membership.cluster_service import ClusterService
-from penstock.node.rebalance.rebalance_request import is_balanced
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -26,7 +24,6 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = [
     "count_visible_items",
-    "is_rebalancing",
     "make_bucket",
     "make_bucket_nodes",
     "make_bucket_stat",
@@ -82,7 +79,6 @@ def make_pools(node: NodeServices, *, is_admin: bool) -> dict[str, Any]:
 
 def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
     """Return the document about the nodes and buckets of the cluster; items as in `make_nodes`."""
-    member = node.cluster.member
     return {
         "name": "default",
         "clusterName": "",
@@ -94,20 +90,14 @@ def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
         },
         "bucketNames": [{"bucketName": name, "uuid": served.uuid} for name, served in node.buckets.items()],
         "nodeServicesUri": "/pools/default/nodeServices",
-        "balanced": member is None or is_balanced(member.state.document),
-        "rebalanceStatus": "running" if is_rebalancing(node) else "none",
+        "balanced": True,
+        "rebalanceStatus": "none",
         "rebalanceProgressUri": "/pools/default/rebalanceProgress",
         "memoryQuota": _get_memory_bytes() // _MEGABYTE,
         "counters": {},
         "alerts": [],
         "storageTotals": {"ram": {"total": _get_memory_bytes(), "quotaTotal": _get_memory_bytes()}},
     }
-
-
-def is_rebalancing(node: ManagedNode) -> bool:
-    """Return whether a node of the cluster runs a rebalance."""
-    member = node.cluster.member
-    return member is not None and bool(member.state.document.rebalancing)
 
 
 def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
@@ -128,7 +118,6 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
             "nodeUUID": f"{number + 1:032x}",
             "clusterMembership": "active",
             "status": "healthy",
-            **_make_member_state(node.cluster, number, is_failed=number in topology.failed),
             "clusterCompatibility": _COMPATIBILITY,
             "recoveryType": "none",
             "services": ["kv"],
@@ -142,34 +131,9 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
         }
         if number == topology.own_number:
             document["thisNode"] = True
-            lease = node.storage.lease
-            document["lease"] = {"state": lease.stage.value, "reason": lease.reason}
             document["interestingStats"] = {"curr_items": items}
         found.append(document)
     return found
-
-
-def _make_member_state(cluster: ClusterService, number: int, *, is_failed: bool) -> dict[str, str]:
-    """Return the name and the state of a member; empty if the node stands alone.
-
-    Args:
-        cluster: the cluster of this node.
-        number: number of the member in the document.
-        is_failed: the maps that this node serves leave the member out. The document may be a moment ahead of them.
-    """
-    member = cluster.member
-    if member is None or number >= len(member.state.document.nodes):
-        return {}
-    document = member.state.document
-    found = document.nodes[number]
-    is_active = found.failed or not document.buckets or document.has_vbuckets(found.id)
-    membership = "active" if is_active else "inactiveAdded"
-    return {
-        "otpNode": found.otp_name,
-        "nodeUUID": found.id.zfill(32),
-        "clusterMembership": "inactiveFailed" if is_failed else membership,
-        "status": "healthy" if member.links.is_healthy(found.id) else "unhealthy",
-    }
 
 
 def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
@@ -189,7 +153,7 @@ def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, ite
         "rev": revision,
         "revEpoch": epoch,
         **served.cluster_map.content,
-        "nodes": [found for number, found in enumerate(make_nodes(node, items)) if number not in node.topology.failed],
+        "nodes": make_nodes(node, items),
         "bucketType": _TYPES.get(spec.kind, spec.kind),
         "authType": "sasl",
         "saslPassword": "",  # buckets have no passwords, but cbtransfer of 2.5.1 and cbrestore need the field
@@ -250,8 +214,7 @@ def _make_basic_stats(node: NodeServices, served: ServedBucket, manifest: Manife
 def make_bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the nodes of a bucket, with the path of its statistics on each."""
     base = f"/pools/default/buckets/{quote(served.store.name)}/nodes"
-    mapped = [node.topology.places[number].address for number in node.topology.list_mapped()]
-    paths = {address: f"{base}/{address}" for address in mapped}
+    paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
     servers = [{"hostname": name, "uri": path, "stats": {"uri": f"{path}/stats"}} for name, path in paths.items()]
     return {"servers": servers}
 

@@ -6,12 +6,12 @@ import asyncio
 from typing import Protocol
 
 from penstock.node.auth.listener_access import ListenerAccess
-from penstock.node.stats.node_metrics import MeasuredNode
+from penstock.node.session.node_services import NodeServices
 
 __all__ = ["HttpState", "ManagedNode"]
 
 
-class ManagedNode(MeasuredNode, Protocol):
+class ManagedNode(NodeServices, Protocol):
     """A running node, as its pages see it."""
 
     @property

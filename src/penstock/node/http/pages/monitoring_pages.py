@@ -65,8 +65,6 @@ async def _show_readiness(request: PageRequest) -> Response:
 
 
 def _find_problems(node: ManagedNode) -> Iterator[str]:
-    if not node.storage.lease.is_valid():
-        yield node.storage.lease.reason
     faulty = sum(served.store.log.room.fault is not None for served in node.buckets.values())
     if faulty:
         yield f"{faulty} of {len(node.buckets)} buckets refuse changes because of the disk"

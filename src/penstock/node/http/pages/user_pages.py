@@ -6,6 +6,7 @@ Source of the forms and responses: ns_server menelaus_web_rbac.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -16,10 +17,9 @@ from starlette.responses import Response
 from penstock.errors import UsageError
 from penstock.node.auth.roles import Privilege, Role, RoleName, RoleTarget, User
 from penstock.node.auth.users import Account, Users, make_account, normalize_name
-from penstock.node.auth.users_file import UsersFile
+from penstock.node.auth.users_file import UsersFile, change_users
 from penstock.node.http.pages.forms import FormErrors, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
-from penstock.node.membership.administration import ChangeAccounts
 
 __all__ = ["PAGES"]
 
@@ -67,13 +67,13 @@ async def _put_user(request: PageRequest) -> Response:
     password = form.get("password")
     # On a thread: it takes milliseconds.
     made = None if password is None else await asyncio.to_thread(make_account, user, password)
-    await _change_users(request, file, partial(_store_user, user, made))
+    await _change_users(file, partial(_store_user, user, made))
     return request.make_json_response("")
 
 
 async def _delete_user(request: PageRequest) -> Response:
     file = _get_file(request)
-    await _change_users(request, file, partial(_remove_user, request.get_path_part("user")))
+    await _change_users(file, partial(_remove_user, request.get_path_part("user")))
     return request.make_json_response("")
 
 
@@ -98,11 +98,18 @@ def _get_file(request: PageRequest) -> UsersFile:
     return users
 
 
-async def _change_users(request: PageRequest, file: UsersFile, change: ChangeAccounts) -> None:
+async def _change_users(file: UsersFile, change: Callable[[dict[str, Account]], None]) -> None:
+    """Change the accounts in place, on a thread because of the disk."""
     try:
-        await request.node.administration.change_users(file, change)
+        await asyncio.to_thread(_change_file, file, change)
     except KeyError:
         raise HTTPException(404, "Unknown user.") from None
+    file.reload()
+
+
+def _change_file(file: UsersFile, change: Callable[[dict[str, Account]], None]) -> None:
+    with change_users(file.path) as accounts:
+        change(accounts)
 
 
 def _store_user(user: User, made: Account | None, accounts: dict[str, Account]) -> None:

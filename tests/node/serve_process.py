@@ -1,5 +1,6 @@
-"""Members that are processes of `penstock serve`, so that signals can stop and kill them."""
+"""Processes of `penstock serve` with fixed ports and directories, so that they can be killed and started again."""
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -7,12 +8,16 @@ import time
 from contextlib import contextmanager
 from types import SimpleNamespace
 
+from penstock.client.connect.address import parse_address
+from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from tests.node.http.web_client import WebClient
 from tests.patience import PATIENCE
 from tests.ports import free_ports
 from tests.waiting import wait_readable
 
-__all__ = ["MemberProcess", "run_members", "wait_for"]
+__all__ = ["VBUCKETS", "ServeProcess", "copy_vbuckets", "make_address", "run_processes", "wait_for"]
+
+VBUCKETS = 4
 
 
 def wait_for(condition, name):
@@ -25,13 +30,13 @@ def wait_for(condition, name):
     raise AssertionError(f"{name}: not within {PATIENCE:g} s")
 
 
-class MemberProcess:
+class ServeProcess:
     """A process of `penstock serve` with ports and a directory that it has again after a kill."""
 
-    def __init__(self, directory, ports, join=None, options=()):
+    def __init__(self, directory, ports, options=()):
         self.ports = ports
-        self.options = ["--port", ports[0], "--http-port", ports[1], "--vbuckets", 4, "--data-dir", directory, "--json"]
-        self.options += [*options, *([] if join is None else ["--join", f"http://127.0.0.1:{join}"])]
+        self.options = ["--port", ports[0], "--http-port", ports[1], "--vbuckets", VBUCKETS]
+        self.options += ["--data-dir", directory, "--json", *options]
         self.web = WebClient(SimpleNamespace(host="127.0.0.1"), port=ports[1])
         self.start()
 
@@ -52,16 +57,31 @@ class MemberProcess:
         self.process.communicate(timeout=PATIENCE)
 
 
+def make_address(process):
+    return parse_address(f"couchbase://127.0.0.1:{process.ports[0]}/default")
+
+
+def copy_vbuckets(source, target, vbuckets):
+    """Copy vbuckets of a node to a target, up to now."""
+
+    async def run():
+        options = ReplicationOptions(vbuckets=vbuckets, overwrite=True, until_caught_up=True)
+        async with Replicator(make_address(source), make_address(target), options) as replicator:
+            await replicator.run()
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
+
+
 @contextmanager
-def run_members(directory, count, *options):
-    """Run processes; all but the first join the cluster of the first."""
+def run_processes(directory, count, *options):
+    """Run processes, each of which stands alone."""
     ports = free_ports(2 * count)
     started = []
     try:
         for number in range(count):
             own = ports[2 * number : 2 * number + 2]
-            started.append(MemberProcess(directory / str(number), own, ports[1] if number else None, options))
+            started.append(ServeProcess(directory / str(number), own, options))
         yield started
     finally:
-        for member in started:
-            member.kill()
+        for process in started:
+            process.kill()
