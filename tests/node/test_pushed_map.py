@@ -181,3 +181,58 @@ def test_vbuckets_of_a_pushed_map_and_replicas_survive_a_restart(tmp_path):
         client.ask(SetVbucket(vbucket=0, state=active))
     with running() as node:
         assert list_vbuckets(node) == [active, None, active, active]
+
+
+def make_shared_map(revision, chains, this=0):
+    """Return a map of two nodes, of which the one with the number `this` receives it."""
+    document = make_map(revision)
+    document["nodesExt"] = [
+        {"services": {"kv": kv}, "hostname": "a", **({"thisNode": True} if at == this else {})}
+        for at, kv in enumerate((1, 2))
+    ]
+    document["vBucketServerMap"] |= {"numReplicas": 1, "serverList": ["a:1", "a:2"], "vBucketMap": chains}
+    return document
+
+
+def list_states(node):
+    return node.call(lambda: [vbucket.history.state for vbucket in node.buckets["beer"].store.vbuckets])
+
+
+A, R, P, D = VbucketState
+
+
+def test_map_takes_the_vbuckets_that_it_gives_to_another_node(node, client):
+    client.status(SetVbucket(vbucket=2, state=VbucketState.REPLICA))
+    assert push(client, make_shared_map(10, [[0, -1], [1, 0], [1, -1], [1, -1]])) == Status.SUCCESS
+    assert list_states(node) == [A, R, R, D]
+    assert client.get(b"k", vbucket=1).specific == client.get(b"k", vbucket=3).specific == Status.NOT_MY_VBUCKET
+    assert client.get(b"k", vbucket=0).specific == Status.KEY_ENOENT
+
+
+def test_owners_end_at_the_next_map_and_not_at_an_older_one(node, client):
+    assert push(client, make_shared_map(10, [[0, -1]] * 4)) == Status.SUCCESS
+    assert push(client, make_shared_map(9, [[1, -1]] * 4)) == Status.KEY_EEXISTS
+    assert list_states(node) == [A] * 4
+    assert push(client, make_shared_map(11, [[1, -1]] * 4)) == Status.SUCCESS
+    assert list_states(node) == [D] * 4
+    # The orchestrator gives one back, before the map that names it: the same map once more takes nothing.
+    assert client.status(SetVbucket(vbucket=2, state=VbucketState.ACTIVE)) == Status.SUCCESS
+    assert push(client, make_shared_map(11, [[1, -1]] * 4)) == Status.SUCCESS
+    assert list_states(node) == [D, D, A, D]
+
+
+@pytest.mark.parametrize(
+    "chains_and_node",
+    [([[1, 0]] * 4, None), ([[-1, -1]] * 4, 0), ([[0, 1]] * 9, 0), ([], 0), ([[7, 0]] * 4, 0)],
+    ids=["no node is marked", "no owner", "more vbuckets", "no vbuckets", "unknown node"],
+)
+def test_map_that_gives_no_vbucket_to_another_node_takes_none(node, client, chains_and_node):
+    assert push(client, make_shared_map(10, *chains_and_node)) == Status.SUCCESS
+    assert list_states(node) == [A] * 4
+
+
+def test_taken_vbuckets_are_dead_after_a_restart(tmp_path):
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node, connected(node, "beer") as client:
+        assert push(client, make_shared_map(10, [[0, 1], [1, 0], [1, -1], [1, -1]])) == Status.SUCCESS
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
+        assert list_states(node) == [A, R, D, D]
