@@ -71,17 +71,17 @@ def test_failover_promotes_the_replicas(run, target):
         run("load", "-", "--key", "id", "--url", lost.url("beer"), stdin=lines)
         run("replicate", "--from", lost.url("beer"), "--to", target.url("beer"), "--until", "now")
         url = lost.url("beer")
-    done = run("failover", "--node", url, "--to", target.url("beer"))
+    done = run("failover", "--node", url, "--to", target.url("beer"), "--lose")
     assert (done.code, done.out) == (0, f"127.0.0.1:{target.kv_port}: vbuckets 0-15 promoted\n")
     assert list_owned(run, target) == [*range(16)]
     assert read_keys(run, target) == KEYS
-    again = run("failover", "--node", url, "--to", target.url("beer"), "--json")
-    assert again.json == {"promoted": {}, "lost": [], "reachable": False}
+    again = run("failover", "--node", url, "--to", target.url("beer"), "--lose", "--json")
+    assert again.json == {"promoted": {}, "lost": [], "risks": {}, "reachable": False}
 
 
 def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):
     run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"))
-    done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--json")
+    done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--lose", "--json")
     assert (done.code, len(done.json["lost"]), done.json["reachable"]) == (1, 8, True)
     assert "no replica of vbuckets" in done.err
 
@@ -109,7 +109,7 @@ def test_vbuckets_move_and_fail_over_with_tls(run, tls_nodes):
     moved = run("move", "--balance", "--from", urls[0], "--to", urls[1])
     assert (moved.code, moved.lines[-1]) == (0, "8 vbuckets moved"), moved.err
     assert run("replicate", "--from", urls[0], "--to", urls[1], "--until", "now").code == 0
-    failed = run("failover", "--node", urls[0], "--to", urls[1], "--json")
+    failed = run("failover", "--node", urls[0], "--to", urls[1], "--lose", "--json")
     assert (failed.code, failed.json["lost"], failed.json["reachable"]) == (0, [], True)
     assert [*failed.json["promoted"]] == [f"127.0.0.1:{second.tls_port}"]
     assert read_keys(run, second) == KEYS

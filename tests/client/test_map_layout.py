@@ -15,7 +15,13 @@ from penstock.client.replication.map_layout import (
     read_map_layout,
     read_own_address,
 )
-from penstock.client.replication.replica_choice import NodeReport, ReplicaReport, choose_replica, find_owner
+from penstock.client.replication.replica_choice import (
+    NodeReport,
+    ReplicaReport,
+    choose_replica,
+    find_owner,
+    plan_promotion,
+)
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError
 from penstock.node.cluster.topology import dump_json
@@ -185,3 +191,45 @@ def test_replicas_of_unrelated_histories_are_compared_by_seqno():
     circle = [(FailoverEntry(1, 0), FailoverEntry(2, 0)), (FailoverEntry(2, 0), FailoverEntry(1, 0))]
     reports = [ReplicaReport(("a", 1), circle[0], 5), ReplicaReport(("b", 1), circle[1], 9)]
     assert choose_replica(reports) is reports[1]
+
+
+A, B, C, D, E = ((name, 1) for name in "abcde")
+
+
+def report(endpoint, whole=5, *, is_copy=True):
+    return ReplicaReport(endpoint, (FailoverEntry(7, 0),), whole, is_copy)
+
+
+@pytest.mark.parametrize(
+    ("chain", "copies", "promoted", "risk"),
+    [
+        ((A, B), [report(B)], B, ""),
+        ((A, B), [report(B, 0)], B, ""),
+        ((A, B, C), [report(B), report(C, 7)], C, ""),
+        ((A, B, None), [report(B)], B, ""),
+        ((A, B, C, D, E), [report(B), report(C), report(D)], D, ""),
+        ((A, B), [], None, "no node has a copy"),
+        ((A, B), [report(C)], C, "no copy is in its chain"),
+        ((A,), [report(C)], C, "no copy is in its chain"),
+        ((A, B), [report(B), report(C, 99)], B, ""),
+        ((A, B, C), [report(B, 7)], B, "2 of 3 nodes of its chain do not answer"),
+        ((A, B, C, D, E), [report(B), report(C)], C, "3 of 5 nodes"),
+        ((A, B), [report(B, 0, is_copy=False)], B, "no stream of its owner"),
+        ((A, B, C), [report(B, 3, is_copy=False), report(C, 0, is_copy=False)], B, ""),
+    ],
+)
+def test_copy_is_promoted_without_risk_or_with_its_reason(chain, copies, promoted, risk):
+    found = plan_promotion(chain, copies)
+    assert (found.replica and found.replica.endpoint) == promoted
+    assert found.risk.startswith(risk)
+    assert bool(found.risk) == bool(risk)
+
+
+@given(st.integers(1, 5), st.data())
+def test_promotion_without_risk_has_every_durable_write(length, data):
+    """Each majority of the chain, which may have acknowledged a write, includes a copy that has answered."""
+    chain = list("abcde"[:length])
+    answered = data.draw(st.sets(st.sampled_from(chain[1:])) if length > 1 else st.just(set()))
+    found = plan_promotion([(name, 1) for name in chain], [report((name, 1)) for name in sorted(answered)])
+    majorities = itertools.combinations(chain, length // 2 + 1)
+    assert (not found.risk) == (bool(answered) and all(answered.intersection(each) for each in majorities))

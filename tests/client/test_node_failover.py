@@ -8,6 +8,7 @@ import pytest
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_publisher import MapPublisher
+from penstock.client.replication.map_replication import MapReplication, place_replicas
 from penstock.client.replication.node_failover import fail_over
 from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import UsageError
@@ -36,7 +37,7 @@ async def fail(node, *others):
     try:
         for other in others:
             await publisher.load(make_endpoint(other))
-        return await fail_over(publisher, make_endpoint(node), make_address(others[0]))
+        return await fail_over(publisher, make_endpoint(node), make_address(others[0]), may_lose=True)
     finally:
         await publisher.close()
 
@@ -137,6 +138,56 @@ def test_empty_vbuckets_of_an_owner_in_the_map_stay(stack):
     assert run(other, lambda: list_active(other)) == [1]
 
 
+async def copy_to(source, *targets):
+    """Give all vbuckets of a node replicas on other nodes, in its map too."""
+    publisher = MapPublisher(make_address(source))
+    try:
+        for node in (source, *targets):
+            await publisher.load(make_endpoint(node))
+        async with MapReplication(make_address(source), planned={}) as replication:
+            await place_replicas(publisher, replication, len(targets))
+    finally:
+        await publisher.close()
+
+
+async def fail_safely(node, *others):
+    publisher = MapPublisher(make_address(others[0]))
+    try:
+        for other in others:
+            await publisher.load(make_endpoint(other))
+        return await fail_over(publisher, make_endpoint(node), make_address(others[0]))
+    finally:
+        await publisher.close()
+
+
+def test_copies_of_the_chain_are_promoted_without_risk(stack):
+    active, first, second = (start(stack) for _ in range(3))
+    write(active, 0, 50)
+    asyncio.run(copy_to(active, first, second))
+    result = asyncio.run(fail_safely(active, first, second))
+    assert (len(result.promoted), result.lost, result.risks) == (VBUCKETS, (), {})
+
+
+def test_nothing_changes_if_changes_may_be_lost(stack):
+    active, first, second = (start(stack) for _ in range(3))
+    write(active, 0, 50)
+    asyncio.run(copy_to(active, first, second))
+    run(second, lambda: [vbucket.remove() for vbucket in second.buckets["beer"].store.vbuckets])
+    with pytest.raises(UsageError, match=r"vbuckets 0-3: 2 of 3 nodes of its chain do not answer.*--lose"):
+        asyncio.run(fail_safely(active, first, second))
+    assert run(active, lambda: list_active(active)) == [*range(VBUCKETS)]
+    assert run(first, lambda: list_active(first)) == []
+
+
+def test_copy_outside_of_the_chain_is_promoted_on_request_alone(stack):
+    active, replica = start(stack), start(stack)
+    write(active, 0, 50)
+    replicate_once(active, replica)
+    with pytest.raises(UsageError, match="no copy is in its chain"):
+        asyncio.run(fail_safely(active, replica))
+    assert {*asyncio.run(fail(active, replica)).risks} == {*range(VBUCKETS)}
+
+
 def test_last_node_is_not_failed_over(stack):
     node = start(stack)
     with pytest.raises(UsageError, match="is the only node"):
@@ -156,7 +207,7 @@ def test_running_replication_follows_the_new_owner(stack):
             await publisher.publish(publisher.layout)  # both nodes know of each other
             async with replicating(active, other):
                 await asyncio.to_thread(wait_until_copied, other, active)
-                await fail_over(publisher, make_endpoint(active), make_address(best))
+                await fail_over(publisher, make_endpoint(active), make_address(best), may_lose=True)
                 await asyncio.to_thread(write, best, 100, 150)
                 await asyncio.to_thread(wait_until_copied, other, best)
         finally:

@@ -211,7 +211,9 @@ class PenstockBucket:
         if not rest:
             raise UsageError(f"node {index} is the only one that runs, expected others with its replicas")
         address = parse_address(self._make_direct_url(rest[0]))
-        result = self._orchestrate(lambda publisher: fail_over(publisher, lost.endpoint, address), without=lost)
+        result = self._orchestrate(
+            lambda publisher: fail_over(publisher, lost.endpoint, address, may_lose=True), without=lost
+        )
         lost.is_failed_over = not result.is_reachable
         return result
 

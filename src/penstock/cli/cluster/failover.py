@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     epilog=format_examples(
         "penstock failover --node couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
         "penstock failover --node $A --to $B --to $C --json",
+        "penstock failover --node $A --to $B --lose",
     ),
 )
 def failover(
@@ -39,6 +40,9 @@ def failover(
             "maps remain too.",
         ),
     ],
+    lose: Annotated[
+        bool, typer.Option("--lose", help="Promote also copies whose promotion may lose acknowledged changes.")
+    ] = False,
     username: Username = None,
     password: PasswordFile = None,
     as_json: AsJson = False,
@@ -50,19 +54,28 @@ def failover(
     entry in its failover log. All remaining nodes get the new cluster map. Consumers
     and other replicas roll back to the common seqno and go on.
 
+    A replica is promoted if the newest map has it in the vbucket's chain, and a
+    stream has reached it. Every majority of the chain must include a node that
+    answers. Otherwise the command lists the vbuckets with the reasons, changes
+    nothing, and ends with 2. --lose promotes any copy.
+
     If the lost node answers, its vbuckets become dead first. The exit code is 1
     if a vbucket has no replica.
     """
+    from penstock.client.replication.node_failover import format_risks
+
     lost = resolve_address(node, username, password)
     others = [resolve_address(url, username, password) for url in remaining]
-    result = asyncio.run(_fail_over(lost, others))
+    result = asyncio.run(_fail_over(lost, others, may_lose=lose))
     print(_format_result(result, as_json=as_json))
+    if result.risks and not as_json:
+        warn(f"changes may be lost: {format_risks(result.risks)}")
     if result.lost:
         warn(f"no replica of vbuckets {format_ranges(result.lost, ', ')}: no node serves them")
         raise typer.Exit(ExitCode.FAILURE)
 
 
-async def _fail_over(lost: Address, others: list[Address]) -> FailoverResult:
+async def _fail_over(lost: Address, others: list[Address], *, may_lose: bool) -> FailoverResult:
     from penstock.client.replication.map_publisher import MapPublisher
     from penstock.client.replication.node_failover import fail_over
 
@@ -70,7 +83,7 @@ async def _fail_over(lost: Address, others: list[Address]) -> FailoverResult:
     try:
         for address in others:
             await publisher.load(address.hosts[0])
-        return await fail_over(publisher, lost.hosts[0], others[0])
+        return await fail_over(publisher, lost.hosts[0], others[0], may_lose=may_lose)
     finally:
         await publisher.close()
 
@@ -80,6 +93,9 @@ def _format_result(result: FailoverResult, *, as_json: bool) -> str:
     for vbucket, endpoint in result.promoted.items():
         by_node.setdefault(format_endpoint(*endpoint), []).append(vbucket)
     if as_json:
-        return format_json_line({"promoted": by_node, "lost": list(result.lost), "reachable": result.is_reachable})
+        risks = {str(vbucket): reason for vbucket, reason in sorted(result.risks.items())}
+        return format_json_line(
+            {"promoted": by_node, "lost": list(result.lost), "risks": risks, "reachable": result.is_reachable}
+        )
     lines = [f"{address}: vbuckets {format_ranges(vbuckets, ', ')} promoted" for address, vbuckets in by_node.items()]
     return "\n".join(lines) or "no vbucket to promote"

@@ -60,11 +60,13 @@ class FailoverSummary(TypedDict):
     Attributes:
         promoted: address of each new owner -> its vbuckets.
         lost: vbuckets without a replica.
+        risks: vbucket -> why acknowledged changes of it may be lost; only with --lose.
         reachable: whether the lost node answers.
     """
 
     promoted: dict[str, list[int]]
     lost: list[int]
+    risks: dict[str, str]
     reachable: bool
 
 

@@ -14,11 +14,18 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.replica_choice import NodeReport, ReplicaReport, choose_replica, find_owner
+from penstock.client.replication.replica_choice import (
+    NodeReport,
+    Promotion,
+    ReplicaReport,
+    find_owner,
+    plan_promotion,
+)
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["FailoverResult", "fail_over"]
+__all__ = ["FailoverResult", "fail_over", "format_risks"]
 
 
 class FailoverResult(NamedTuple):
@@ -27,65 +34,111 @@ class FailoverResult(NamedTuple):
     Attributes:
         promoted: vbucket -> the node where it is active now.
         lost: vbuckets without any replica. No node serves them.
+        risks: vbucket -> why acknowledged changes of it may be lost.
         is_reachable: whether the lost node has answered. Then its vbuckets are dead.
     """
 
     promoted: Mapping[int, Endpoint]
     lost: tuple[int, ...]
+    risks: Mapping[int, str]
     is_reachable: bool
 
 
-async def fail_over(publisher: MapPublisher, node: Endpoint, address: Address) -> FailoverResult:
+async def fail_over(
+    publisher: MapPublisher, node: Endpoint, address: Address, *, may_lose: bool = False
+) -> FailoverResult:
     """Promote the best replica of each vbucket that no remaining node has active.
+
+    Nothing changes if a promotion may lose an acknowledged durable write, unless that is permitted.
 
     Args:
         publisher: the newest map of the remaining nodes.
         node: the lost node. If it answers, its active vbuckets become dead first, so that no vbucket has two owners.
         address: the bucket; its options and credentials are used for all nodes.
+        may_lose: promote any copy, and leave vbuckets without one.
 
     Returns:
         The vbuckets that were promoted.
 
     Raises:
-        UsageError: no other node remains.
+        UsageError: no other node remains, or a promotion may lose changes.
         Error, OSError: a remaining node does not answer.
     """
-    layout = publisher.layout.remove_node(node)
+    scan = await _scan_nodes(publisher, node)
+    if scan.risks and not may_lose:
+        raise UsageError(f"{format_risks(scan.risks)}; expected copies without risk, or --lose. Nothing has changed")
+    is_reachable = await _stop_node(NodeControl(address, node))
+    if is_reachable:  # it has acknowledged writes until now
+        scan = await _scan_nodes(publisher, node)
+    promoted = {vb: found.replica.endpoint for vb, found in scan.plans.items() if found.replica is not None}
+    owners = scan.owners | {vb: scan.layout.require_node(endpoint) for vb, endpoint in promoted.items()}
+    layout = _make_layout(scan.layout, owners, scan.reports)
+    for at, control in enumerate(scan.controls):
+        mine = {vbucket for vbucket, owner in owners.items() if owner == at}
+        await control.set_states(mine & promoted.keys(), VbucketState.ACTIVE)
+        await control.set_chains({vbucket: layout.list_names(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
+        report = scan.reports[at]
+        strays = _find(report.states, VbucketState.ACTIVE) - mine - (scan.plans.keys() - promoted.keys())
+        await control.delete_vbuckets(vbucket for vbucket in strays if not report.seqnos.get(vbucket, 0))
+    await publisher.publish(layout, removed=[node] if is_reachable else ())
+    lost = tuple(sorted(scan.plans.keys() - promoted.keys()))
+    return FailoverResult(promoted, lost, scan.risks, is_reachable)
+
+
+def format_risks(risks: Mapping[int, str]) -> str:
+    """Return risks as one text: the vbuckets of each reason."""
+    by_reason: dict[str, list[int]] = {}
+    for vbucket, reason in sorted(risks.items()):
+        by_reason.setdefault(reason, []).append(vbucket)
+    return "; ".join(f"vbuckets {format_ranges(vbuckets, ', ')}: {reason}" for reason, vbuckets in by_reason.items())
+
+
+class _NodeScan(NamedTuple):
+    """The remaining nodes, and the decision about each vbucket without an owner.
+
+    Attributes:
+        layout: the newest map without the lost node.
+        controls: the remaining nodes, in the order of the layout.
+        reports: their vbuckets.
+        owners: vbucket -> index of the node that has it active, or NO_NODE.
+        plans: the decisions, by vbucket.
+    """
+
+    layout: MapLayout
+    controls: Sequence[NodeControl]
+    reports: Sequence[NodeReport]
+    owners: dict[int, int]
+    plans: dict[int, Promotion]
+
+    @property
+    def risks(self) -> dict[int, str]:
+        """The vbuckets of which changes may be lost, with the reasons."""
+        return {vbucket: plan.risk for vbucket, plan in self.plans.items() if plan.risk}
+
+
+async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
+    """Ask the remaining nodes for their vbuckets. Raises UsageError if there are none."""
+    layout, endpoints = publisher.layout.remove_node(node), publisher.list_endpoints(publisher.layout)
     if not layout.nodes:
         raise UsageError(f"{node[0]}:{node[1]} is the only node, expected others with its replicas")
-    is_reachable = await _stop_node(NodeControl(address, node))
     controls = [publisher.get_control(endpoint) for endpoint in publisher.list_endpoints(layout)]
     reports = await asyncio.gather(*map(_read_report, controls))
     owners = {
         vbucket: find_owner(vbucket, reports, chain[0] if publisher.has_shared_map else NO_NODE)
         for vbucket, chain in enumerate(layout.chains)
     }
-    orphans = {vbucket for vbucket, owner in owners.items() if owner == NO_NODE}
-    promoted = await _choose_replicas(orphans, controls, reports)
-    owners |= {vbucket: layout.require_node(endpoint) for vbucket, endpoint in promoted.items()}
-    layout = _make_layout(layout, owners, reports)
-    for at, control in enumerate(controls):
-        mine = {vbucket for vbucket, owner in owners.items() if owner == at}
-        await control.set_states(mine & promoted.keys(), VbucketState.ACTIVE)
-        await control.set_chains({vbucket: layout.list_names(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
-        strays = _find(reports[at].states, VbucketState.ACTIVE) - mine - (orphans - promoted.keys())
-        await control.delete_vbuckets(vbucket for vbucket in strays if not reports[at].seqnos.get(vbucket, 0))
-    await publisher.publish(layout, removed=[node] if is_reachable else ())
-    return FailoverResult(promoted, tuple(sorted(orphans - promoted.keys())), is_reachable)
+    orphans = sorted(vbucket for vbucket, owner in owners.items() if owner == NO_NODE)
+    replicas = [_find(report.states, VbucketState.REPLICA) & {*orphans} for report in reports]
+    found = await asyncio.gather(*map(_read_replicas, controls, replicas))
+    plans = {}
+    for vbucket in orphans:
+        chain = [None if at == NO_NODE else endpoints[at] for at in publisher.layout.chains[vbucket]]
+        plans[vbucket] = plan_promotion(chain, [each[vbucket] for each in found if vbucket in each])
+    return _NodeScan(layout, controls, reports, owners, plans)
 
 
 async def _read_report(control: NodeControl) -> NodeReport:
     return NodeReport(await control.read_states(), await control.read_seqnos())
-
-
-async def _choose_replicas(
-    orphans: Collection[int], controls: Sequence[NodeControl], reports: Sequence[NodeReport]
-) -> dict[int, Endpoint]:
-    """Return the node of the best replica of each vbucket without an owner; nothing for a vbucket without replicas."""
-    replicas = [_find(report.states, VbucketState.REPLICA) & {*orphans} for report in reports]
-    found = await asyncio.gather(*map(_read_replicas, controls, replicas))
-    choices = {vbucket: [each[vbucket] for each in found if vbucket in each] for vbucket in sorted(orphans)}
-    return {vbucket: choose_replica(each).endpoint for vbucket, each in choices.items() if each}
 
 
 def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:
@@ -126,5 +179,6 @@ async def _read_replicas(control: NodeControl, vbuckets: Collection[int]) -> dic
         name = f"vb_{vbucket}:whole_seqno"
         # Other servers do not report the end of the last complete snapshot.
         whole = read_number(name, details[name]) if name in details else seqnos.get(vbucket, 0)
-        found[vbucket] = ReplicaReport(control.endpoint, logs[vbucket], whole)
+        is_copy = details.get(f"vb_{vbucket}:is_copy", "true") == "true"
+        found[vbucket] = ReplicaReport(control.endpoint, logs[vbucket], whole, is_copy)
     return found

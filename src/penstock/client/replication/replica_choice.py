@@ -10,7 +10,7 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["NodeReport", "ReplicaReport", "choose_replica", "find_owner"]
+__all__ = ["NodeReport", "Promotion", "ReplicaReport", "choose_replica", "find_owner", "plan_promotion"]
 
 
 class NodeReport(NamedTuple):
@@ -53,11 +53,13 @@ class ReplicaReport(NamedTuple):
         endpoint: the node.
         failover_log: newest entry first.
         whole_seqno: end of its last complete snapshot: the seqno from which it would continue.
+        is_copy: whether a stream of its owner has reached it, also if the vbucket is empty.
     """
 
     endpoint: Endpoint
     failover_log: FailoverLog
     whole_seqno: int
+    is_copy: bool = True
 
     def is_ancestor_of(self, other: ReplicaReport) -> bool:
         """Return whether the other replica is on a later branch of this replica's history."""
@@ -74,3 +76,41 @@ def choose_replica(reports: Sequence[ReplicaReport]) -> ReplicaReport:
     """
     newest = [each for each in reports if not any(each.is_ancestor_of(other) for other in reports)]
     return max(newest or reports, key=lambda report: (report.whole_seqno, report.endpoint))
+
+
+class Promotion(NamedTuple):
+    """The decision about a vbucket whose owner is lost.
+
+    Attributes:
+        replica: the copy to promote; None: no node has one.
+        risk: why acknowledged changes may be lost; empty if no acknowledged durable write can be.
+    """
+
+    replica: ReplicaReport | None
+    risk: str = ""
+
+
+def plan_promotion(chain: Sequence[Endpoint | None], copies: Sequence[ReplicaReport]) -> Promotion:
+    """Return the copy of a vbucket that becomes active, and the risk of its promotion.
+
+    A durable write is acknowledged once a majority of the chain has it. So every majority must include a copy that has
+    answered. A place without a node acknowledges nothing, and counts for the size of the majority.
+
+    Args:
+        chain: the nodes of the vbucket in the newest map, the lost owner first; None for a place without a node.
+        copies: the replicas of the nodes that have answered.
+    """
+    members = [each for each in copies if each.endpoint in chain[1:]]
+    if not copies:
+        return Promotion(None, "no node has a copy")
+    if not members:
+        return Promotion(choose_replica(copies), "no copy is in its chain, so durable writes did not wait for one")
+    chosen = choose_replica(members)
+    missing = sum(each is not None for each in chain) - len(members)
+    if missing > len(chain) // 2:
+        return Promotion(
+            chosen, f"{missing} of {len(chain)} nodes of its chain do not answer, and may have a durable write alone"
+        )
+    if not chosen.is_copy and not chosen.whole_seqno:
+        return Promotion(chosen, "no stream of its owner has reached the copy")
+    return Promotion(chosen)

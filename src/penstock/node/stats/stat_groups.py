@@ -151,6 +151,7 @@ def read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("high_seqno", vbucket.changes.high_seqno),
             ("persisted_seqno", vbucket.history.persisted_seqno),
             ("whole_seqno", vbucket.history.whole_seqno),
+            ("is_copy", format_value(vbucket.history.is_copy)),
             ("purge_seqno", vbucket.index.purge_seqno),
             ("history_start_seqno", _find_history_start(bucket, vbucket)),
             ("uuid", vbucket.history.vbuuid),
