@@ -74,10 +74,17 @@ class DcpDataSource(DataSource):
 
 
 def register(spark: SparkSession) -> None:
-    """Register all formats of Penstock with a session. Repeated calls are harmless."""
+    """Register all formats of Penstock with a session. Repeated calls are harmless.
+
+    Spark on this machine then starts its workers with this process's Python, unless PYSPARK_PYTHON or the setting
+    `spark.pyspark.python` names another one. Raises UsageError if the Python that Spark starts does not have Penstock.
+    """
     from penstock.spark.runtime.changelog_sink import ChangelogSink  # late: workers load this module, and only read
     from penstock.spark.runtime.changelog_source import ChangelogFileSource
     from penstock.spark.runtime.lake_source import LakeSource
+    from penstock.spark.runtime.worker_python import choose_worker_python
 
+    if isinstance(spark, SparkSession):  # a session of Spark Connect has its workers elsewhere
+        choose_worker_python(spark.sparkContext)
     for source in (DcpDataSource, LakeSource, ChangelogSink, ChangelogFileSource):
         spark.dataSource.register(source)
