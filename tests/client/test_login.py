@@ -69,7 +69,7 @@ CHOICES = [
     (["PLAIN", "SCRAM-SHA1", "SCRAM-SHA256"], False, "SCRAM-SHA256"),
     (["OAUTHBEARER", "SCRAM-SHA1"], False, "SCRAM-SHA1"),
     (["PLAIN", "OAUTHBEARER"], True, "PLAIN"),
-    (["CRAM-MD5", "PLAIN"], False, "CRAM-MD5"),
+    (["CRAM-MD5", "SCRAM-SHA1"], False, "SCRAM-SHA1"),
     (["PLAIN", "CRAM-MD5"], True, "CRAM-MD5"),
     (["CRAM-MD5", "SCRAM-SHA1", "PLAIN"], True, "SCRAM-SHA1"),
 ]
@@ -80,8 +80,17 @@ def test_strongest_offered_mechanism_is_chosen(offered, plain_allowed, mechanism
     assert choose_login(offered, "u", "p", plain_allowed=plain_allowed).mechanism == mechanism
 
 
+@pytest.mark.parametrize("offered", [["CRAM-MD5"], ["PLAIN"], ["CRAM-MD5", "PLAIN", "OAUTHBEARER"]])
+def test_mechanism_that_reveals_the_password_needs_a_private_connection(offered):
+    with pytest.raises(AccessDenied, match="CRAM-MD5 and PLAIN only over TLS, .* option allowPlain") as refused:
+        choose_login(offered, "u", "p")
+    assert "expected one of SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1," in str(refused.value)
+    assert choose_login(offered, "u", "p", plain_allowed=True).mechanism == offered[0]
+    assert choose_login(offered, "u", "").mechanism == offered[0]  # there is no secret
+
+
 @pytest.mark.parametrize(
-    ("offered", "reason"), [(["PLAIN"], "only over TLS"), ([], "offers none"), (["X"], "offers X")]
+    ("offered", "reason"), [(["PLAIN"], "only over TLS"), ([], "offers none"), (["X"], "offers X; .* SCRAM-SHA1$")]
 )
 def test_no_common_mechanism_is_an_error(offered, reason):
     with pytest.raises(AccessDenied, match=reason):

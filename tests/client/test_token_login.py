@@ -148,12 +148,13 @@ USER, TOKEN = Credentials("ada", "p"), TokenCredentials("a.b.c")
         ("couchbases://far", False, True),
     ],
 )
-def test_password_is_sent_unencrypted_only_on_request(url, is_local, is_allowed):
+@pytest.mark.parametrize("mechanism", ["PLAIN", "CRAM-MD5"])
+def test_password_is_revealed_only_on_request(url, is_local, is_allowed, mechanism):
     if is_allowed:
-        assert choose(url, USER, is_local=is_local).mechanism == "PLAIN"
+        assert choose(url, USER, is_local=is_local, mechanisms=(mechanism,)).mechanism == mechanism
         return
-    with pytest.raises(AccessDenied, match="PLAIN only over TLS or with the option allowPlain"):
-        choose(url, USER, is_local=is_local)
+    with pytest.raises(AccessDenied, match="CRAM-MD5 and PLAIN only over TLS, .* or with the option allowPlain"):
+        choose(url, USER, is_local=is_local, mechanisms=(mechanism,))
 
 
 def test_token_is_never_sent_unencrypted():

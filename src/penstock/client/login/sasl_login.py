@@ -39,8 +39,11 @@ __all__ = [
 CRAM_MD5, OAUTHBEARER, PLAIN = "CRAM-MD5", "OAUTHBEARER", "PLAIN"
 
 MECHANISMS = (*SCRAM, CRAM_MD5, PLAIN)
-"""The strongest mechanism first. CRAM-MD5 does not send the password, but it does not authenticate the server, and an
-eavesdropper can guess passwords fast."""
+"""The strongest mechanism first."""
+
+_REVEALING = (CRAM_MD5, PLAIN)
+"""PLAIN sends the password. CRAM-MD5 sends one round of a fast hash of it, from which passwords are guessed within
+milliseconds. Neither authenticates the server, so a peer in the middle need only offer nothing else."""
 
 _NONCE_BYTES = 24
 
@@ -59,20 +62,24 @@ def choose_login(
         mechanisms: the mechanisms that the server offers.
         user: the user name.
         password: the password.
-        plain_allowed: PLAIN may be used, because the connection is encrypted or local.
+        plain_allowed: PLAIN and CRAM-MD5 may be used, because the connection is encrypted or local. An empty password,
+            as buckets of Couchbase 2.x often have, is no secret and always permits them.
 
     Raises:
         AccessDenied: no usable mechanism is offered.
     """
-    usable = [name for name in MECHANISMS if name in mechanisms and (name != PLAIN or plain_allowed)]
+    may_reveal = plain_allowed or not password
+    usable = [name for name in MECHANISMS if name in mechanisms and (name not in _REVEALING or may_reveal)]
     if usable and usable[0] in SCRAM:
         return ScramLogin(usable, user, password)
     if usable:
         return CramLogin(user, password) if usable[0] == CRAM_MD5 else PlainLogin(user, password)
     offered = " ".join(mechanisms) or "none"
-    unless = ", and PLAIN only over TLS or with the option allowPlain" if PLAIN in mechanisms else ""
+    unless = f", and {' and '.join(_REVEALING)} only over TLS, on this machine, or with the option allowPlain"
+    revealing = any(name in mechanisms for name in _REVEALING)
     raise AccessDenied(
-        f"no common SASL mechanism: the server offers {offered}; expected one of {' '.join((*SCRAM, CRAM_MD5))}{unless}"
+        f"no common SASL mechanism: the server offers {offered}; expected one of {' '.join(SCRAM)}"
+        f"{unless if revealing else ''}"
     )
 
 
