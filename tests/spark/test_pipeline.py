@@ -282,6 +282,17 @@ def test_errors_of_spark_processes_are_one_sentence(spark, documents, lake, capf
     assert "\tat org.apache" not in written
 
 
+STREAM_FAILED = "[STREAM_FAILED] Query [id = 1, runId = 2] terminated with exception:"
+JAVA_FRAME = "\tat java.base/sun.nio.ch.IOUtil.write(IOUtil.java:53)\n"
+PYTHON_FRAME = (
+    "\tat org.apache.spark.sql.execution.python.streaming.PythonStreamingSourceRunner.latestOffset(P.scala:1)\n"
+)
+LOST_PROCESS = (
+    "a Python process of Spark ended unexpectedly: it was killed, or the machine had too little memory. Run again to "
+    "continue after the last commit"
+)
+
+
 @pytest.mark.parametrize(
     ("text", "kind", "sentence"),
     [
@@ -306,6 +317,27 @@ def test_errors_of_spark_processes_are_one_sentence(spark, documents, lake, capf
             "An error occurred while calling o128.start.\n: java.io.IOException: No space left on device\n\tat x\n",
             Error,
             "Spark failed: java.io.IOException: No space left on device",
+        ),
+        *(
+            (f"{STREAM_FAILED} {message} SQLSTATE: XXKST\n=== Streaming Query ===\n{trace}", Error, sentence)
+            for message, trace, sentence in [
+                ("", f"Caused by: java.io.EOFException\n{JAVA_FRAME}{PYTHON_FRAME}", LOST_PROCESS),
+                (
+                    "Broken pipe",
+                    f"Caused by: java.io.IOException: Broken pipe\n{JAVA_FRAME}{PYTHON_FRAME}",
+                    LOST_PROCESS,
+                ),
+                ("Connection reset", f"x: Connection reset by peer\n{PYTHON_FRAME}", LOST_PROCESS),
+                ("Job aborted: Python worker exited unexpectedly (crashed).", "", LOST_PROCESS),
+                (
+                    "Broken pipe",
+                    f"x: Broken pipe\n{JAVA_FRAME}\tat org.apache.spark.rpc.X.y\n",
+                    "Spark failed: Broken pipe",
+                ),
+                ("", "Caused by: a.B: why\n\tat c\nCaused by: d.E\n\tat f\n", "Spark failed: a.B: why"),
+                ("", "Caused by: d.E\n\tat f\n", "Spark failed: d.E"),
+                ("", "", "Spark failed: it reported no cause; its log may have one"),
+            ]
         ),
     ],
 )

@@ -53,6 +53,9 @@ SINGLE_MACHINE_SETTINGS = {
 }
 """Settings for one machine only: a cluster has its own values."""
 
+TASK_ATTEMPTS = 3
+"""Attempts of a task on one machine. Spark's default there is 1, so that one killed worker would end the run."""
+
 _TRACE_LAUNCHER = ("opentelemetry", "instrumentation", "auto_instrumentation")
 """The end of the directory that `opentelemetry-instrument` puts into PYTHONPATH. It has a sitecustomize.py."""
 
@@ -76,7 +79,8 @@ def local_session(
     with hide_trace_launcher(), as_file(files("penstock.spark.runtime") / "worker-python") as worker:
         has_java = SparkContext._gateway is not None  # Spark keeps its Java process for the next session
         environment = {} if has_java else _make_worker_environment(worker)
-        spark = _start_session(f"local[{processors or '*'}]", SETTINGS, environment, inherit, java_options)
+        master = f"local[{processors or '*'}, {TASK_ATTEMPTS}]"
+        spark = _start_session(master, SETTINGS, environment, inherit, java_options)
     register(spark)
     return spark
 
