@@ -82,7 +82,7 @@ def test_strongest_offered_mechanism_is_chosen(offered, plain_allowed, mechanism
 
 @pytest.mark.parametrize("offered", [["CRAM-MD5"], ["PLAIN"], ["CRAM-MD5", "PLAIN", "OAUTHBEARER"]])
 def test_mechanism_that_reveals_the_password_needs_a_private_connection(offered):
-    with pytest.raises(AccessDenied, match="CRAM-MD5 and PLAIN only over TLS, .* option allowPlain") as refused:
+    with pytest.raises(AccessDenied, match=r"CRAM-MD5 and PLAIN only over TLS, .* option allowPlain") as refused:
         choose_login(offered, "u", "p")
     assert "expected one of SCRAM-SHA512 SCRAM-SHA256 SCRAM-SHA1," in str(refused.value)
     assert choose_login(offered, "u", "p", plain_allowed=True).mechanism == offered[0]

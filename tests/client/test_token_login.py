@@ -153,7 +153,7 @@ def test_password_is_revealed_only_on_request(url, is_local, is_allowed, mechani
     if is_allowed:
         assert choose(url, USER, is_local=is_local, mechanisms=(mechanism,)).mechanism == mechanism
         return
-    with pytest.raises(AccessDenied, match="CRAM-MD5 and PLAIN only over TLS, .* or with the option allowPlain"):
+    with pytest.raises(AccessDenied, match=r"CRAM-MD5 and PLAIN only over TLS, .* or with the option allowPlain"):
         choose(url, USER, is_local=is_local, mechanisms=(mechanism,))
 
 

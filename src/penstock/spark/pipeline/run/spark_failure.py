@@ -47,7 +47,8 @@ _CAUSE = re.compile(r"^Caused by: (.*\S)", re.MULTILINE)
 _LOST_PROCESS = re.compile(
     r"Python worker (?:exited unexpectedly|failed to connect back)"
     # Java saw the end of a connection within the code that talks to a Python process.
-    r"|(?:EOFException|Broken pipe|Connection reset[^\n]*|ClosedChannelException)\n(?:\s+at (?!org\.apache\.spark)[^\n]*\n)*"
+    r"|(?:EOFException|Broken pipe|Connection reset[^\n]*|ClosedChannelException)\n"
+    r"(?:\s+at (?!org\.apache\.spark)[^\n]*\n)*"
     r"\s+at org\.apache\.spark\.(?:api\.python|sql\.execution\.(?:python|datasources\.v2\.python))\."
 )
 
@@ -67,8 +68,8 @@ def _describe_failure(text: str) -> str:
     """Return a sentence for a report of Spark that wraps no Python error."""
     if _LOST_PROCESS.search(text):
         return (
-            "a Python process of Spark ended unexpectedly: it was killed, or the machine had too little memory. Run again"
-            " to continue after the last commit"
+            "a Python process of Spark ended unexpectedly: it was killed, or the machine had too little memory. Run "
+            "again to continue after the last commit"
         )
     said = _SQL_STATE.sub("", _SPARK_PREFACE.sub("", text).partition("\n")[0])
     if not said:  # the exception had no message, but a class, and perhaps a cause with one
