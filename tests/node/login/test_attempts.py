@@ -1,5 +1,6 @@
 """Delays of logins after wrong passwords, by account and address."""
 
+import heapq
 from itertools import pairwise
 
 import pytest
@@ -193,3 +194,58 @@ def test_newest_logins_are_remembered(attempts, monkeypatch):
     assert [attempts.get_delay(ONE, name) for name in ("a", "b", "c")] == [0, 0, 0.05]
     attempts.record(ONE, "c", is_right=True)
     assert [attempts.get_delay(ONE, name) for name in ("a", "b", "c")] == [0.05, 0, 0]
+
+
+def guess_from_everywhere(attempts, clock, addresses, seconds, account="root"):
+    """Let each address guess, each time after its answer or refusal, and return the number of checked guesses."""
+    checked, begin = 0, clock.now
+    waiting = [(clock.now, address) for address in addresses]
+    heapq.heapify(waiting)
+    while waiting[0][0] < begin + seconds:
+        clock.now, address = heapq.heappop(waiting)
+        try:
+            attempts.check_queue(address, account)
+        except TemporaryFailure:
+            heapq.heappush(waiting, (clock.now + 0.1, address))
+            continue
+        checked += 1
+        heapq.heappush(waiting, (clock.now + attempts.record(address, account, is_right=False), address))
+    return checked
+
+
+@pytest.mark.parametrize("number", [1, 2, 10, 60, 1000])
+def test_many_addresses_guess_hardly_faster_than_few(attempts, clock, number):
+    addresses = [f"10.1.{n // 250}.{n % 250}" for n in range(number)]
+    assert guess_from_everywhere(attempts, clock, addresses, 10) <= 46
+    assert guess_from_everywhere(attempts, clock, addresses, 100) <= 101  # each of both counts: one guess in 2 s
+
+
+def test_owner_is_not_delayed_at_a_known_address_and_hardly_at_a_new_one(attempts, clock):
+    attempts.record(ONE, "root", is_right=True)
+    guess_from_everywhere(attempts, clock, [f"10.1.0.{n}" for n in range(60)], 120)
+    attempts.check_queue(ONE, "root")
+    assert attempts.record(ONE, "root", is_right=True) == 0
+    attempts.check_queue(OTHER, "root")  # behind the first guess of new addresses only
+    assert attempts.record(OTHER, "root", is_right=True) <= module.MAX_SHARED_SECONDS
+    assert attempts.record(OTHER, "root", is_right=True) == 0  # known from now on
+
+
+def test_guesses_of_many_addresses_do_not_delay_another_account(attempts, clock):
+    guess_from_everywhere(attempts, clock, [f"10.1.0.{n}" for n in range(60)], 60)
+    assert attempts.record(OTHER, "alice", is_right=False) == 0
+
+
+def test_number_of_shared_counts_has_a_limit(attempts, monkeypatch):
+    monkeypatch.setattr(module, "MAX_ACCOUNTS", 20)
+    for n in range(100):
+        attempts.record(f"10.1.0.{n}", f"user {n}", is_right=False)
+    assert len(attempts._shared) <= 20
+
+
+def test_shared_counts_are_forgotten(attempts, clock):
+    for n in range(20):
+        attempts.record(f"10.1.0.{n}", "root", is_right=False)
+    assert attempts.record(OTHER, "root", is_right=False) > 0
+    clock.now += FORGET_SECONDS
+    assert attempts.record("10.1.1.1", "root", is_right=False) == 0
+    assert len(attempts._shared) == 1
