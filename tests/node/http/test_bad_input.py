@@ -2,13 +2,18 @@
 
 import asyncio
 import contextlib
+import json
+import re
 import socket
+from urllib.parse import quote, urlencode
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from penstock.node import Node
+from penstock.node.http.dashboard.dashboard_pages import make_dashboard_pages
+from penstock.node.http.http_app import PAGES
 from penstock.node.http.pages import forms
 from penstock.node.http.protocol import request_pipeline, response_output
 from penstock.node.http.protocol.request_reader import MAX_BODY, MAX_HEAD_BYTES
@@ -103,6 +108,54 @@ def test_any_path_and_body_get_a_response(node, method, path, body):
     answer = WebClient(node).ask(method, where, body=body, headers={"Content-Type": FORM})
     assert 200 <= answer.status < 500
     assert b"Traceback" not in answer.body
+
+
+NAMES = [
+    "allowUnsafe", "bucket", "collections", "enabled", "filter_key", "filter_value", "hostname", "knownNodes", "maxTTL",
+    "name", "numVBuckets", "otpNode", "password", "positions", "ramQuota", "replicaNumber", "roles", "scopes",
+    "timeout", "uid", "vbuckets",
+]  # fmt: skip
+NUMBERS = st.sampled_from([-(2**63), -1, 0, 1, 4, 2**31, 2**63, 2**64, 1e308, float("nan"), float("inf")])
+TEXTS = st.sampled_from(
+    ["", "0", "-1", "\u00b2", "beer", "_default", "_default._default", "(", "n >", "\0", "\ud800", "x" * 5000]
+)
+LEAVES = st.one_of(st.none(), st.booleans(), NUMBERS, TEXTS)
+VALUES = (
+    LEAVES
+    | st.lists(NUMBERS, min_size=4, max_size=4)
+    | st.lists(LEAVES, max_size=2)
+    | st.dictionaries(TEXTS, LEAVES, max_size=2)
+)
+BODIES_OF_ANY_KIND = st.one_of(
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5).map(lambda found: json.dumps(found).encode()),
+    st.dictionaries(st.sampled_from(NAMES), VALUES, max_size=5).map(
+        lambda found: urlencode(
+            {name: str(value).encode("utf-8", "surrogatepass") for name, value in found.items()}
+        ).encode()
+    ),
+    st.sampled_from(
+        [b"[" * 100_000, b'{"positions":' + b"[" * 100_000, b'{"name":1e999}', b'{"name":"\\ud800"}', b"null"]
+    ),
+)
+ENDLESS = re.compile("events|streaming|/bs/|bucketsStreaming|ensureManifest")  # they answer later, or go on
+
+
+@settings(max_examples=scaled(1000), suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+@given(data=st.data())
+def test_no_page_fails_for_any_body(node, data):
+    pages = [page for page in (*PAGES, *make_dashboard_pages(node.http.state)) if not ENDLESS.search(page.path)]
+    page = data.draw(st.sampled_from(pages))
+    buckets = st.just("nope") if page.method == "DELETE" else st.sampled_from(["beer", "beer", "beer", "nope"])
+    parts = st.sampled_from(["0", "-1", "\u00b2", "9" * 30, "_default", "local", "%", "..", "@", "\0", "x" * 300])
+    path = re.sub(
+        r"\{(\w+)[^}]*\}", lambda part: quote(data.draw(buckets if part[1] == "bucket" else parts), safe=""), page.path
+    )
+    body = data.draw(BODIES_OF_ANY_KIND)
+    kind = "application/json" if body[:1] in b"{[n" else FORM
+    answer = WebClient(node).ask(
+        page.method, path, body=body, headers={"Content-Type": kind, "x-penstock-request": "dashboard"}
+    )
+    assert answer.status < 500, (page.method, path, body[:200], answer.body)
 
 
 @settings(max_examples=scaled(60), suppress_health_check=[HealthCheck.function_scoped_fixture])

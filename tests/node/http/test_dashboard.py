@@ -192,7 +192,13 @@ def test_changes_are_decoded_and_bounded(node, web):
         {"filter_value": "abv >"},
         {"vbuckets": [99]},
         {"collections": ["a.b"]},
+        {"vbuckets": [-1]},
         {"positions": "x"},
+        {"positions": [-1]},
+        {"positions": [-1] * 16},
+        {"positions": [0.5] * 16},
+        {"positions": [True] * 16},
+        {"positions": [2**64] * 16, "vbuckets": [2**64]},
         [],
     ],
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -27,6 +27,9 @@ _COLUMNS = (
 )  # fmt: skip
 
 
+_Count = Annotated[int, msgspec.Meta(ge=0)]
+
+
 class TailRequest(msgspec.Struct, frozen=True):
     """The body of a request for changes.
 
@@ -38,8 +41,8 @@ class TailRequest(msgspec.Struct, frozen=True):
         filter_value: as the option of `penstock tail`.
     """
 
-    positions: tuple[int, ...] = ()
-    vbuckets: tuple[int, ...] = ()
+    positions: tuple[_Count, ...] = ()
+    vbuckets: tuple[_Count, ...] = ()
     collections: tuple[str, ...] = ()
     filter_key: str = ""
     filter_value: str = ""

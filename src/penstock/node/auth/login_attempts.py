@@ -151,9 +151,12 @@ class LoginAttempts:
         return max(answered, in_turn) - now
 
     def _queue_shared(self, key: _SharedKey, now: float, *, is_right: bool) -> float:
-        """Queue an answer in a shared count, count a wrong password, and return the time of the answer.
+        """Queue an answer in a shared count, and count a wrong password.
 
         A login does not reset the count: attackers may guess at the same time.
+
+        Returns:
+            The time of the answer, seconds of the clock.
         """
         times, last_at, answered = self._shared.get(key) or _Failures(0, now, now)
         answered = max(now, answered) + _compute_shared_delay(times)
