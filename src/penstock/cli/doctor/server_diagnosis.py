@@ -23,6 +23,7 @@ from penstock.errors import (
     AuthenticationFailed,
     BucketNotServed,
     Error,
+    InternalError,
     KeyNotFound,
     RemoteProtocolError,
     UnsupportedServer,
@@ -39,6 +40,7 @@ _MOST_SKEW = 5.0
 _ADVICE: Sequence[tuple[type[BaseException], str, str]] = (
     (AuthenticationFailed, "login", "check --username, and the password in --password-file or PENSTOCK_PASSWORD"),
     (AccessDenied, "login", "check the bucket's name, and give the user a role for it, or give --username"),
+    (InternalError, "bucket", "see the node's log; `penstock check DIR` reports damage, and its --repair removes it"),
     (BucketNotServed, "bucket", "check the bucket's name at the end of the connection string"),
     (UntrustedNode, "tls", "give the certificate of the authority: couchbases://HOST/BUCKET?ca=ca.pem"),
     (UnsupportedServer, "server", "use a server that has change streams, or another protocol"),

@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from penstock.errors import Error, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
+from penstock.errors import Error, InternalError, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
 from penstock.node.buckets.bucket_spec import BucketSpec, check_bucket_name
 from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -31,6 +31,10 @@ class BucketList(dict[str, ServedBucket]):
         storage: how buckets are stored.
         get_topology: returns the nodes of the buckets.
         close_users: ends all streams and connections that use a bucket, before the bucket is deleted.
+
+    Attributes:
+        unopened: the buckets on disk that could not be opened, because of damage for example, with the reasons. They
+            are not missing: requests for them are answered with the reason.
     """
 
     def __init__(
@@ -47,6 +51,7 @@ class BucketList(dict[str, ServedBucket]):
         self._lock = asyncio.Lock()
         self._closed = False
         self._stored_specs: dict[str, BucketSpec | Error] = {}
+        self.unopened: dict[str, Error] = {}
 
     async def open_all(
         self, names: Sequence[str], vbuckets: int, *, default_names: Sequence[str], excluded: str | None = None
@@ -62,8 +67,7 @@ class BucketList(dict[str, ServedBucket]):
         Raises:
             UsageError: as in `open`.
             StoreDamaged: as in `open`. A damaged bucket that is not among the names is skipped, so that the others can
-                be
-                served. Its error is raised only if no bucket could be opened.
+                be served. Its error is raised only if no bucket could be opened.
         """
         self._stored_specs = await find_buckets(self._storage)
         others = [name for name in self._stored_specs if name not in names and name != excluded]
@@ -71,7 +75,7 @@ class BucketList(dict[str, ServedBucket]):
             await self.open_named(name, vbuckets)
         problem = None
         for name in others:
-            problem = await self._try_to_open(self._stored_specs[name]) or problem
+            problem = await self._try_to_open(name) or problem
         if problem is not None and not self:
             raise problem
 
@@ -88,18 +92,20 @@ class BucketList(dict[str, ServedBucket]):
                 spec = replace(spec, storage_backend="magma", history_default=True)
         return await self.open(spec if spec.is_plain_cache else replace(spec, vbuckets=vbuckets))
 
-    async def _try_to_open(self, spec: BucketSpec | Error) -> Error | None:
-        """Open a bucket on disk. Log and return an error that prevents it.
+    async def _try_to_open(self, name: str) -> Error | None:
+        """Open a bucket on disk. Log, keep and return an error that prevents it.
 
         Returns:
             The error that prevented it, or None.
         """
+        spec = self._stored_specs[name]
         try:
             if isinstance(spec, Error):
                 raise spec
             await self.open(spec)
         except (StoreRefused, StoreDamaged) as error:
             logger.error("a bucket was not opened: %s", error)
+            self.unopened[name] = error
             return error
         return None
 
@@ -118,7 +124,7 @@ class BucketList(dict[str, ServedBucket]):
             topology = self._get_topology()
             if self._closed:
                 raise UsageError("the node is stopping")
-            if spec.name in self:
+            if spec.name in self or spec.name in self.unopened:
                 raise UsageError(f"bucket {spec.name!r} exists already")
             if not spec.is_plain_cache:
                 topology.check_vbuckets(spec.vbuckets)
@@ -202,15 +208,27 @@ class BucketList(dict[str, ServedBucket]):
             for served in self.values():
                 await close_bucket(served)
 
+    def find_open(self, name: str) -> ServedBucket | None:
+        """Return the bucket of a name; None if it does not exist.
+
+        Raises:
+            InternalError: it exists, but could not be opened when the node started.
+        """
+        if name in self.unopened:
+            raise InternalError(f"bucket {name!r} exists, but the node could not open it: {self.unopened[name]}")
+        return self.get(name)
+
     def find(self, name: str) -> ServedBucket:
         """Return the bucket of a name.
 
         Raises:
             UsageError: the bucket does not exist.
+            InternalError: as in `find_open`.
         """
-        if name not in self:
+        served = self.find_open(name)
+        if served is None:
             raise UsageError(f"no bucket {name!r}; expected one of {', '.join(self)}")
-        return self[name]
+        return served
 
 
 def check_bucket_names(names: Sequence[str]) -> None:

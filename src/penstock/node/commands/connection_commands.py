@@ -101,7 +101,7 @@ def select_bucket(session: Session, request: SelectBucket) -> bytes:
     name, user = request.key.decode("utf-8", "replace"), session.login.effective_user
     if user is None or not user.can_see(name):
         raise AccessDenied(f"bucket {name!r}: no privilege for {session.login.effective_user_name}")
-    bucket = session.node.buckets.get(name)
+    bucket = session.node.buckets.find_open(name)
     if bucket is None:
         raise KeyNotFound(f"no bucket {request.key!r}")
     session.select_bucket(bucket)
@@ -166,7 +166,8 @@ def _adopt_map(bucket: ServedBucket, pushed: PushedMap) -> None:
 def list_buckets(session: Session, request: ListBuckets) -> bytes:
     """Return the names of the buckets for which the user has a role."""
     user = session.login.effective_user
-    names = (name for name in sorted(session.node.buckets) if user is not None and user.can_see(name))
+    buckets = session.node.buckets
+    names = (name for name in sorted({*buckets, *buckets.unopened}) if user is not None and user.can_see(name))
     return encode_reply(request, value=" ".join(names).encode())
 
 

@@ -89,6 +89,7 @@ def read_node_stats(node: NodeServices) -> Stats:
     yield "rusage_system", f"{usage.ru_stime:.6f}"
     yield "auth_cmds", node.attempts.checked
     yield "auth_errors", node.attempts.refused
+    yield "buckets_unopened", len(node.buckets.unopened)
     yield "ep_requests_waiting", sum(len(c.requests) for c in node.connections.open_connections)
     yield "ep_bytes_unsent", sum(c.bytes_unsent for c in node.connections.open_connections)
 

@@ -111,6 +111,7 @@ NODE_METRICS = (
     _counter("accepted_connections", "total_connections", "Key-value connections that were accepted."),
     _gauge("waiting_requests", "ep_requests_waiting", "Received requests that wait to be served."),
     _gauge("unsent_bytes", "ep_bytes_unsent", "Bytes that clients have not taken yet."),
+    _gauge("unopened_buckets", "buckets_unopened", "Buckets that the node could not open, because of damage."),
     _counter("logins", "auth_cmds", "Logins whose password was checked."),
     _counter("refused_logins", "auth_errors", "Logins with a wrong user name or password."),
     StatMetric(

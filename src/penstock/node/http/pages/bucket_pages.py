@@ -22,7 +22,11 @@ __all__ = ["PAGES"]
 
 async def _list_buckets(request: PageRequest) -> Response:
     items = request.count_items()
-    return request.make_json_response([_make_document(request, served, items) for served in request.list_buckets()])
+    found = [_make_document(request, served, items) for served in request.list_buckets()]
+    for name, error in request.node.buckets.unopened.items():
+        if request.user.can_see(name):
+            found.append(http_documents.make_unopened_bucket(request.node, name, str(error)))
+    return request.make_json_response(found)
 
 
 async def _show_bucket(request: PageRequest) -> Response:
@@ -96,7 +100,7 @@ def _find_server(request: PageRequest) -> dict[str, Any]:
 async def _create_bucket(request: PageRequest) -> Response:
     form = await read_form(request.http_request)
     spec = make_spec(form, request.node.default_vbuckets)
-    if spec.name in request.node.buckets:
+    if spec.name in request.node.buckets or spec.name in request.node.buckets.unopened:
         raise FormErrors({"name": "Bucket with given name already exists"})
     await request.node.buckets.create(spec)
     return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})

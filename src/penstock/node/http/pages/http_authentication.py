@@ -79,10 +79,11 @@ class PageRequest:
 
         Raises:
             HTTPException: the bucket does not exist, or the user must not know of it; both have the same response.
+            InternalError: the node could not open the bucket.
         """
         name = self.get_path_part("bucket")
-        served = self.node.buckets.get(name)
-        if served is None or not self.user.can_see(name):
+        served = self.node.buckets.find_open(name) if self.user.can_see(name) else None
+        if served is None:
             raise HTTPException(404, MISSING)
         wanted = self.http_request.query_params.get("bucket_uuid")
         if wanted is not None and wanted != served.uuid:

@@ -32,6 +32,7 @@ __all__ = [
     "make_pool",
     "make_pools",
     "make_unauthenticated_pools",
+    "make_unopened_bucket",
 ]
 
 _COMPATIBILITY = (7 << 16) + 6
@@ -171,6 +172,28 @@ def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, ite
     if served.can_be_flushed:
         document["controllers"]["flush"] = f"{base}/controller/doFlush"
     return document
+
+
+def make_unopened_bucket(node: ManagedNode, name: str, problem: str) -> dict[str, Any]:
+    """Return the entry of a bucket that the node could not open, in a list of buckets.
+
+    Args:
+        node: this node.
+        name: the bucket.
+        problem: why the node could not open it.
+    """
+    return {
+        "name": name,
+        "uuid": "",
+        "bucketType": "membase",
+        "nodeLocator": "vbucket",
+        "nodes": [{**found, "status": "unhealthy"} for found in make_nodes(node, 0)],
+        "quota": {"ram": 0, "rawRAM": 0},
+        "replicaNumber": 0,
+        "controllers": {},
+        "basicStats": {"itemCount": 0},
+        "problem": problem,
+    }
 
 
 def _make_settings(served: ServedBucket, quota: int) -> dict[str, Any]:
