@@ -1,4 +1,4 @@
-"""A node that opens some buckets of its directory, and finds another one damaged."""
+"""A node that opens some buckets of its directory, and finds another bucket damaged."""
 
 import asyncio
 import json
@@ -79,7 +79,7 @@ def test_damaged_bucket_is_not_replaced_by_a_new_one(node):
     assert "wine" not in node.buckets
 
 
-def test_client_and_doctor_say_why(node):
+def test_client_and_doctor_report_the_reason(node):
     url = node.url("beer").replace("beer", "wine")
 
     async def open_bucket():

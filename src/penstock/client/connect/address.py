@@ -236,7 +236,7 @@ class ConnectionOptions:
     allow_plain: bool = option(
         BOOLEAN,
         "log in by PLAIN or CRAM-MD5 without TLS too, if the server offers nothing better: others on the network can "
-        "then read or guess the password",
+        "read or guess the password",
         default=False,
     )
     ca: str = option(FILE, "PEM file of trusted authorities, instead of the system's", default="", shown="none")

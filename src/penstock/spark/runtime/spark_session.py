@@ -54,7 +54,7 @@ SINGLE_MACHINE_SETTINGS = {
 """Settings for one machine only: a cluster has its own values."""
 
 TASK_ATTEMPTS = 3
-"""Attempts of a task on one machine. Spark's default there is 1, so that one killed worker would end the run."""
+"""Attempts of a task on one machine. Spark's default there is 1, so a killed worker would end the run."""
 
 _TRACE_LAUNCHER = ("opentelemetry", "instrumentation", "auto_instrumentation")
 """The end of the directory that `opentelemetry-instrument` puts into PYTHONPATH. It has a sitecustomize.py."""

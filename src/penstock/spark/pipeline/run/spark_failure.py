@@ -71,8 +71,8 @@ def _describe_failure(text: str) -> str:
             "a Python process of Spark ended unexpectedly: it was killed, or the machine had too little memory. Run "
             "again to continue after the last commit"
         )
-    said = _SQL_STATE.sub("", _SPARK_PREFACE.sub("", text).partition("\n")[0])
-    if not said:  # the exception had no message, but a class, and perhaps a cause with one
+    message = _SQL_STATE.sub("", _SPARK_PREFACE.sub("", text).partition("\n")[0])
+    if not message:  # the exception had no message, but a class, and perhaps a cause with one
         causes = _CAUSE.findall(text)
-        said = next((cause for cause in reversed(causes) if ": " in cause), causes[-1] if causes else "")
-    return f"Spark failed: {said or 'it reported no cause; its log may have one'}"
+        message = next((cause for cause in reversed(causes) if ": " in cause), causes[-1] if causes else "")
+    return f"Spark failed: {message or 'it reported no cause; its log may have one'}"
