@@ -14,6 +14,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.show import format_json_line
 from penstock.errors import Error, UsageError
+from penstock.store.disk.bucket_files import Directory
 
 commands = typer.Typer(help="Create TLS certificates for development.", no_args_is_help=False, rich_markup_mode="rich")
 app.add_typer(commands, name="tls", rich_help_panel=Panel.NODE)
@@ -99,6 +100,7 @@ def _write_file(path: Path, content: bytes, mode: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
+    Directory(path.parent).sync_names()
 
 
 def _print_commands(files: dict[str, Path], user: str, days: int) -> None:

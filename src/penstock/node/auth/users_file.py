@@ -24,6 +24,7 @@ from penstock.errors import Error, UsageError
 from penstock.node.auth.roles import User
 from penstock.node.auth.users import Account, Users, normalize_name
 from penstock.node.auth.verifier import Verifier
+from penstock.store.disk.bucket_files import Directory
 from penstock.wire.values.scram import SCRAM
 
 __all__ = [
@@ -225,8 +226,4 @@ def _replace_file(path: Path, draft: Path, text: bytes) -> None:
         file.flush()
         os.fsync(file.fileno())
     os.replace(draft, path)
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    Directory(path.parent).sync_names()

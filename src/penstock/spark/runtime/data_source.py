@@ -77,7 +77,8 @@ def register(spark: SparkSession) -> None:
     """Register all formats of Penstock with a session. Repeated calls are harmless.
 
     Spark on this machine then starts its workers with this process's Python, unless PYSPARK_PYTHON or the setting
-    `spark.pyspark.python` names another Python. Raises UsageError if the Python that Spark starts does not have Penstock.
+    `spark.pyspark.python` names another Python. Raises UsageError if the Python that Spark starts does not have
+    Penstock.
     """
     from penstock.spark.runtime.changelog_sink import ChangelogSink  # late: workers load this module, and only read
     from penstock.spark.runtime.changelog_source import ChangelogFileSource

@@ -20,6 +20,7 @@ from penstock.spark.storage.object_client import (
     translate_errors,
 )
 from penstock.spark.storage.object_path import LakePath, ObjectPath
+from penstock.store.disk.bucket_files import Directory
 
 __all__ = ["StoredDocument", "create_document", "remove_tree", "replace_document", "replace_file"]
 
@@ -37,12 +38,14 @@ def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> N
         return
     with _write_draft(path, text, is_synced=is_synced) as draft:
         draft.replace(path)
+    if is_synced:
+        Directory(path.parent).sync_names()
 
 
 def replace_file(source: LakePath, target: LakePath) -> None:
     """Move a file to another name of the same lake. Raises FileNotFoundError if there is none.
 
-    An object is copied and deleted, so a crash may leave both names.
+    The new name is on disk before this returns. An object is copied and deleted, so a crash may leave both names.
 
     Args:
         source: the file.
@@ -52,7 +55,8 @@ def replace_file(source: LakePath, target: LakePath) -> None:
         translate_errors(source, lambda: obstore.copy(open_store(source.root), source.key, target.key))
         source.unlink()
     else:
-        Path(str(source)).replace(str(target))
+        moved = Path(str(source)).replace(str(target))
+        Directory(moved.parent).sync_names()
 
 
 def remove_tree(path: LakePath) -> None:
@@ -81,14 +85,24 @@ def create_document(path: LakePath, text: str) -> bool:
         except ObjectChanged:
             return False
         return True
-    path.parent.mkdir(parents=True, exist_ok=True)
+    _make_directory(path.parent)
     # A hard link to a synced draft creates the name exactly once. A rename would replace an existing file.
     try:
         with _write_draft(path, text, is_synced=True) as draft:
             os.link(draft, path)
     except FileExistsError:
         return False
+    finally:
+        Directory(path.parent).sync_names()  # also for a name that another writer has just created
     return True
+
+
+def _make_directory(path: Path) -> None:
+    """Create a directory and its parents, and wait until their names are on disk."""
+    if not path.is_dir():
+        _make_directory(path.parent)
+        path.mkdir(exist_ok=True)
+        Directory(path.parent).sync_names()
 
 
 @contextmanager
@@ -146,7 +160,7 @@ class StoredDocument:
             LakeRefused: another process replaced the file since this object read or wrote it.
         """
         if not isinstance(self.path, ObjectPath):
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            _make_directory(self.path.parent)
             replace_document(self.path, text, is_synced=is_synced)
             return
         try:
