@@ -27,8 +27,8 @@ FREE_FAILURES = 4
 MAX_SHARED_SECONDS = 2.0
 """Addresses that have not logged in to an account share two counts of its wrong passwords. One is for the first guess
 of each address, the other for further guesses. So the account's owner at a new address waits only behind other new
-addresses. These counts delay answers after FREE_FAILURES, up to MAX_SHARED_SECONDS. An address that has logged in, since the node
-started, has its own count only: attackers cannot delay the owner there."""
+addresses. These counts delay answers after FREE_FAILURES, up to MAX_SHARED_SECONDS. An address that has logged in since
+the node started has its own count only: attackers cannot delay the owner there."""
 
 MAX_ACCOUNTS = 10_000
 """Pairs of address and account that are remembered: as many with failures, and as many with a login."""
