@@ -75,6 +75,84 @@ def test_end_of_a_test_heals_the_node(pytester):
     result.assert_outcomes(passed=2)
 
 
+def test_fixtures_of_every_scope_share_a_bucket(pytester):
+    result = run_tests(
+        pytester,
+        """
+        import asyncio
+        import unittest
+        import penstock
+        import pytest
+
+        async def store(url, key):
+            async with penstock.connect(url) as bucket:
+                await bucket.upsert(key, b"value")
+                return sorted([change.key async for change in bucket.changes(stop="now")])
+
+        @pytest.fixture(scope="session")
+        def of_session(penstock_bucket_factory, penstock_node):
+            return penstock_bucket_factory("chosen", vbuckets=4)
+
+        @pytest.fixture(scope="module")
+        def of_module(penstock_bucket_factory):
+            return penstock_bucket_factory()
+
+        @pytest.fixture(scope="class")
+        def of_class(request, penstock_bucket_factory):
+            request.cls.bucket = penstock_bucket_factory()
+
+        @pytest.mark.parametrize("key", [b"a", b"b", b"c"])
+        def test_module(of_module, of_session, penstock_bucket, penstock_node, key):
+            expected = [each for each in (b"a", b"b", b"c") if each <= key]
+            assert asyncio.run(store(of_module.url, key)) == expected
+            assert asyncio.run(store(of_session.url, key)) == expected
+            assert asyncio.run(store(penstock_bucket.url, key)) == [key]
+            assert len({of_module.name, of_session.name, penstock_bucket.name}) == 3
+            assert (of_session.name, of_session.vbuckets) == ("chosen", 4)
+            penstock_node.proxy.black_hole()
+            penstock_node.stop()
+
+        @pytest.mark.usefixtures("of_class")
+        class TestOfUnittest(unittest.TestCase):
+            def test_one(self):
+                assert asyncio.run(store(self.bucket.url, b"one")) == [b"one"]
+
+            def test_two(self):
+                assert asyncio.run(store(self.bucket.url, b"two")) == [b"one", b"two"]
+
+        class TestOther:
+            @pytest.mark.anyio
+            async def test_coroutine(self, of_session, penstock_bucket):
+                assert await store(penstock_bucket.url, b"x") == [b"x"]
+                assert await store(of_session.url, b"d") == [b"a", b"b", b"c", b"d"]
+
+        @pytest.fixture
+        def anyio_backend():
+            return "asyncio"
+        """,
+    )
+    result.assert_outcomes(passed=6)
+
+
+@pytest.mark.process
+def test_each_process_of_a_parallel_run_has_a_node_of_its_own(pytester):
+    pytester.makepyfile(
+        """
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def shared(penstock_bucket_factory):
+            return penstock_bucket_factory("shared")
+
+        @pytest.mark.parametrize("number", range(4))
+        def test_name(shared, penstock_bucket, penstock_node, number):
+            assert {"shared", penstock_bucket.name} <= {*penstock_node.node.buckets}
+        """
+    )
+    result = pytester.runpytest_subprocess("-p", "penstock.pytest", "-p", "xdist", "-n", "2")
+    result.assert_outcomes(passed=4)
+
+
 def test_cluster_has_the_chosen_size(pytester):
     result = run_tests(
         pytester,

@@ -6,7 +6,7 @@ pytest loads this module in each of its runs, so it imports nothing of Penstock 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -33,6 +33,8 @@ _HOMES = {
 __getattr__, __dir__ = make_lazy_names(globals(), _HOMES)
 
 _VBUCKETS_OPTION = "penstock_vbuckets"
+_SHARED = pytest.StashKey["PenstockCluster"]()
+"""The node that the tests of this process share, while it runs."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -56,21 +58,48 @@ def _penstock_session(
 
     directory = tmp_path_factory.mktemp("penstock")
     with PenstockCluster.running(1, directory, _read_vbuckets(pytestconfig)) as cluster:
+        pytestconfig.stash[_SHARED] = cluster
         yield cluster
+        del pytestconfig.stash[_SHARED]
 
 
-@pytest.fixture
-def penstock_node(_penstock_session: PenstockCluster) -> Iterator[PenstockNode]:
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
+    """Heal the shared node after each test, whatever the scope of the fixtures that have it."""
+    yield
+    if (cluster := item.config.stash.get(_SHARED, None)) is not None:
+        cluster.reset()
+
+
+@pytest.fixture(scope="session")
+def penstock_node(_penstock_session: PenstockCluster) -> PenstockNode:
     """A node behind a fault proxy. All tests of a process share it; the end of a test heals it."""
     (node,) = _penstock_session.nodes
-    yield node
-    _penstock_session.reset()
+    return node
+
+
+@pytest.fixture(scope="session")
+def penstock_bucket_factory(_penstock_session: PenstockCluster) -> Callable[..., PenstockBucket]:
+    """A function that creates a bucket on `penstock_node`, for fixtures of any scope. It exists until the run ends."""
+
+    def create(name: str | None = None, *, vbuckets: int | None = None) -> PenstockBucket:
+        """Return an empty bucket.
+
+        Args:
+            name: the name of the bucket; None: a name of its own.
+            vbuckets: the number of vbuckets; None: the option of the ini file.
+        """
+        return _penstock_session.create_bucket(name, vbuckets)
+
+    return create
 
 
 @pytest.fixture
-def penstock_bucket(_penstock_session: PenstockCluster, penstock_node: PenstockNode) -> PenstockBucket:
+def penstock_bucket(_penstock_session: PenstockCluster) -> Iterator[PenstockBucket]:
     """An empty bucket of its own for each test, on `penstock_node`."""
-    return _penstock_session.create_bucket()
+    bucket = _penstock_session.create_bucket()
+    yield bucket
+    _penstock_session.delete_bucket(bucket)
 
 
 @pytest.fixture

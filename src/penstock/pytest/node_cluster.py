@@ -89,14 +89,17 @@ class PenstockCluster:
         self._buckets.append(bucket)
         return bucket
 
+    def delete_bucket(self, bucket: PenstockBucket) -> None:
+        """Delete a bucket of `create_bucket` on all nodes. Stopped nodes are started: they have it on disk."""
+        self.reset()
+        bucket.delete()
+        self._buckets.remove(bucket)
+
     def reset(self) -> None:
-        """End all faults, start stopped nodes, and delete the buckets that tests have created."""
+        """End all faults, and start stopped nodes."""
         self.heal()
         for node in self.nodes:
             node.start()
-        for bucket in self._buckets:
-            bucket.delete()
-        self._buckets.clear()
 
     def heal(self) -> None:
         """End the faults of all proxies that last."""
