@@ -3,6 +3,7 @@
 import http.client
 import re
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,11 +19,15 @@ SECRET = "a-very-secret-access-key-0123456789"
 """The secret key of all tests; no output of Penstock may show it."""
 BUCKET = "lakes"
 
-Fault = Literal["refuse", "tear", "forget", "delay"] | None
-"""The effect on a request.
+Fault = Literal["refuse", "fail", "throttle", "tear", "forget", "delay", "cut", "reset", "drip"] | None
+"""The effect on a request, or on its answer.
 
-refuse: the answer is 503. tear: the connection ends in the middle of the body. forget: the store obeys, and the answer
-is lost. delay: the second half of the body waits for a later request, or for half a second."""
+refuse, fail, throttle: the answer is 503, 500 or 429. tear: the connection ends in the middle of the body. forget: the
+store obeys, and the answer is lost. delay: the second half of the body waits for a later request, or for half a second.
+cut, reset: the answer ends in the middle of its body, with the end or the reset of the connection. drip: the answer
+comes in small pieces."""
+
+_STATUSES = {"refuse": 503, "fail": 500, "throttle": 429}
 
 
 def make_environment(port: int) -> dict[str, str]:
@@ -126,8 +131,8 @@ class _Handler(BaseHTTPRequestHandler):
     def handle_request(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         number, fault = self.proxy.count_request(self.command, self.path, body)
-        if fault == "refuse":
-            self.send_response(503)
+        if fault in _STATUSES:
+            self.send_response(_STATUSES[fault])
             self.send_header("Content-Length", "0")
             self.end_headers()
             return
@@ -157,15 +162,23 @@ class _Handler(BaseHTTPRequestHandler):
         if fault == "forget":
             self._hang_up()
             return
-        self._answer(answer.status, answer.getheaders(), content)
+        self._answer(answer.status, answer.getheaders(), content, fault)
 
-    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes) -> None:
+    def _answer(self, status: int, headers: list[tuple[str, str]], content: bytes, fault: Fault) -> None:
         self.send_response_only(status)
         for name, value in headers:
             if name.lower() not in ("transfer-encoding", "connection"):
                 self.send_header(name, value)
         self.end_headers()
-        self.wfile.write(content)
+        if fault in ("cut", "reset") and content:
+            self.wfile.write(content[: len(content) // 2])
+            if fault == "reset":
+                self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+            self._hang_up()
+            return
+        for start in range(0, len(content), 1000 if fault == "drip" else len(content) or 1):
+            self.wfile.write(content[start : start + 1000] if fault == "drip" else content)
+            self.wfile.flush()
 
     def _hang_up(self) -> None:
         self.close_connection = True

@@ -39,7 +39,7 @@ from penstock.spark.storage.lake_lease import LEASE_VARIABLE
 from penstock.spark.storage.object_client import find_store_options
 from penstock.spark.storage.object_files import close_sink, open_parquet, open_sink
 from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
-from penstock.spark.storage.stored_documents import StoredDocument, create_document
+from penstock.spark.storage.stored_documents import StoredDocument, create_document, replace_file
 from tests.patience import PATIENCE
 from tests.spark.lakes import (
     QUERY,
@@ -78,7 +78,7 @@ __all__ = [
 
 pytestmark = [pytest.mark.process, pytest.mark.long]
 
-FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
+FAULTS: list[Fault] = ["refuse", "fail", "throttle", "tear", "forget", "delay", "cut", "reset", "drip"]
 OFFSET = json.dumps([[7, number, number, number] for number in range(3)])
 
 
@@ -411,3 +411,42 @@ def test_credentials_of_files(tmp_path):
     with pytest.raises(UsageError, match="cannot be read; expected sections") as refused:
         find_store_options("s3://b", home)
     assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("method", ["GET", "PUT", "POST", "HEAD", "DELETE"])
+def test_each_request_survives_each_fault(network, place, method, fault):
+    """Each operation has the effect of one, although its first requests of a method are spoilt."""
+
+    def check(operation):
+        spoil_next(network, fault, 2, method)
+        found = operation()
+        network.choose = lambda method, path, body: None
+        return found
+
+    data = random.Random(1).randbytes(3_000_000)  # more than is read at once
+    large = pa.table({"key": [data[at : at + 100] for at in range(0, len(data), 100)]})
+
+    def write_large():
+        sink = open_sink(place / "large.parquet")
+        pq.write_table(large, sink, compression="none")
+        close_sink(sink)
+
+    def read_large():
+        with open_parquet(place / "large.parquet") as file:
+            return file.read()
+
+    check(lambda: (place / "small").write_text("text" * 1000))
+    assert check((place / "small").read_text) == "text" * 1000
+    assert check(lambda: (place / "small").stat().st_size) == 4000
+    check(write_large)
+    assert check(read_large) == large
+    for number in range(20):
+        (place / "many" / f"{number:02}").write_text("x")
+    assert [each.name for each in check(lambda: list((place / "many").rglob("*")))] == [f"{n:02}" for n in range(20)]
+    assert len(check(lambda: list((place / "many").iterdir()))) == 20
+    check(lambda: replace_file(place / "many" / "00", place / "moved"))
+    assert (place / "moved").read_text() == "x"
+    check((place / "many" / "01").unlink)
+    check((place / "many").remove_tree)
+    assert not (place / "many").exists()

@@ -65,7 +65,7 @@ def _penstock_session(
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_teardown(item: pytest.Item) -> Generator[None, None, None]:
-    """Heal the shared node after each test, whatever the scope of the fixtures that have it."""
+    """Heal the shared node after each test, for fixtures of any scope."""
     yield
     if (cluster := item.config.stash.get(_SHARED, None)) is not None:
         cluster.reset()

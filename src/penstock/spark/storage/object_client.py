@@ -34,16 +34,19 @@ __all__ = [
     "ObjectChanged",
     "describe_store_error",
     "find_store_options",
+    "is_cut",
     "open_store",
     "put_if",
     "read_object",
+    "repeat_cut_request",
     "translate_errors",
 ]
 
 T = TypeVar("T")
 
 TRIES = 6
-"""Attempts of a conditional put. The library itself repeats only requests that are safe to repeat."""
+"""Attempts of a conditional put, and of a request whose answer ends within its body. The libraries themselves repeat
+only requests that the store refuses, or that get no answer."""
 FIRST_PAUSE = 0.2
 """Seconds before the second attempt; each further pause is twice as long."""
 ERROR_CHARACTERS = 200
@@ -109,12 +112,34 @@ def _read_profile(file: str, section: str) -> dict[str, str]:
     return dict(parser[section]) if parser.has_section(section) else {}
 
 
-def translate_errors(place: object, request: Callable[[], T]) -> T:
+def repeat_cut_request(request: Callable[[], T]) -> T:
+    """Return the result of a request, which is sent again if its answer ends within its body.
+
+    Args:
+        request: sends the request and reads the whole answer. Sent twice, it has the effect of one.
+    """
+    for attempt in range(TRIES - 1):
+        try:
+            return request()
+        except Exception as error:  # the libraries have no class for it
+            if not is_cut(error):
+                raise
+        time.sleep(FIRST_PAUSE * 2**attempt)
+    return request()
+
+
+def is_cut(error: Exception) -> bool:
+    """Return whether an answer of an object store ended within its body. obstore and deltalake have the same text."""
+    return "request or response body error" in str(error) or "error decoding response body" in str(error)
+
+
+def translate_errors(place: object, request: Callable[[], T], *, repeats: bool = True) -> T:
     """Return the result of a request to an object store.
 
     Args:
         place: the object or prefix, for errors.
         request: the request.
+        repeats: as `repeat_cut_request`; False for a request that has another effect the second time.
 
     Raises:
         FileNotFoundError: there is no such object.
@@ -122,7 +147,7 @@ def translate_errors(place: object, request: Callable[[], T]) -> T:
         Unreachable: the store does not answer, or answers with another error, in spite of retries.
     """
     try:
-        return request()
+        return repeat_cut_request(request) if repeats else request()
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "No such object", str(place)) from None
     except (PermissionDeniedError, UnauthenticatedError) as error:
@@ -193,7 +218,7 @@ def put_if(root: str, key: str, content: bytes, version: str | None) -> str:
     def fail() -> str:
         raise failure
 
-    return translate_errors(f"{root}/{key}", fail)
+    return translate_errors(f"{root}/{key}", fail, repeats=False)
 
 
 def _make_mode(version: str | None) -> Literal["create"] | Any:

@@ -11,8 +11,9 @@ import obstore
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from obstore.exceptions import BaseError
 
-from penstock.spark.storage.object_client import open_store, translate_errors
+from penstock.spark.storage.object_client import is_cut, open_store, translate_errors
 from penstock.spark.storage.object_path import LakePath, ObjectPath, is_remote_path, parse_place
 from penstock.spark.storage.stored_documents import replace_file
 
@@ -40,12 +41,16 @@ class _ObjectReader(io.RawIOBase):
     """
 
     def __init__(self, place: ObjectPath) -> None:
-        found: Any = translate_errors(place, lambda: obstore.get(open_store(place.root), place.key))
         self._place = place
-        self._size = int(found.meta["size"])
         self._at = 0
+        self._size, self._content = translate_errors(place, self._open)
+
+    def _open(self) -> tuple[int, bytes | None]:
+        """Return the size of the object, and its content unless the object is large."""
+        found: Any = obstore.get(open_store(self._place.root), self._place.key)
+        size = int(found.meta["size"])
         # The body of a large object is not read, so its transfer ends with `found`.
-        self._content = translate_errors(place, lambda: bytes(found.bytes())) if self._size <= WHOLE_BYTES else None
+        return size, bytes(found.bytes()) if size <= WHOLE_BYTES else None
 
     def readable(self) -> bool:
         return True
@@ -78,17 +83,32 @@ class _ObjectSink(io.RawIOBase):
     def __init__(self, place: ObjectPath) -> None:
         self._place = place
         self._writer: Any = obstore.open_writer(open_store(place.root), place.key, buffer_size=PART_BYTES)
+        self._size = 0
 
     def writable(self) -> bool:
         return True
 
     def write(self, data: Any) -> int:
-        return int(translate_errors(self._place, lambda: self._writer.write(data)))
+        written = int(translate_errors(self._place, lambda: self._writer.write(data), repeats=False))
+        self._size += written
+        return written
 
     def close(self) -> None:
         if not self.closed:
             super().close()
-            translate_errors(self._place, self._writer.close)
+            translate_errors(self._place, self._complete, repeats=False)
+
+    def _complete(self) -> None:
+        """End the upload. If the answer ends within its body, the store may have completed the upload.
+
+        Raises:
+            BaseError: the object does not exist, or has another size.
+        """
+        try:
+            self._writer.close()
+        except BaseError as error:
+            if not (is_cut(error) and self._place.is_file() and self._place.stat().st_size == self._size):
+                raise
 
 
 class _ObjectHandler(pafs.FileSystemHandler):  # type: ignore[misc]

@@ -165,9 +165,19 @@ class ObjectPath:
     def _list(self, chunk: int = 1000) -> Iterator[Any]:
         """Yield the objects below the place, at most `chunk` a request."""
         prefix = f"{self.key}/" if self.key else None
-        listing = obstore.list(open_store(self.root), prefix, chunk_size=chunk)
-        end: list[Any] = []
-        while some := translate_errors(self, lambda: next(listing, end)):
+        listing: Any = None
+        last: str | None = None
+
+        def read_chunk() -> list[Any]:
+            nonlocal listing
+            listing = listing or obstore.list(open_store(self.root), prefix, offset=last, chunk_size=chunk)
+            unfinished, listing = listing, None  # after an error, a new listing continues behind the last object
+            some: list[Any] = next(unfinished, [])
+            listing = unfinished
+            return some
+
+        while some := translate_errors(self, read_chunk):
+            last = some[-1]["path"]
             yield from some
 
 

@@ -21,10 +21,10 @@ from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_erasure import remove_old_logs
 from penstock.spark.lake.maintenance.lake_vacuum import vacuum_table
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
+from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.full_disk import translate_full_disk
-from penstock.spark.storage.object_client import find_store_options
 from penstock.spark.storage.object_files import read_parquet
 
 __all__ = ["DIRECTORY", "IndexTable", "read_stored_definition"]
@@ -188,12 +188,8 @@ def read_stored_definition(lake: LakeDirectory, name: str) -> dict[str, str]:
     if name not in known:
         refuse_missing_index("index", name, lake, known)
     path = lake.path / DIRECTORY / name
-    text = (
-        DeltaTable(path.as_uri(), storage_options=find_store_options(str(path)))
-        .schema()
-        .fields[-1]
-        .metadata.get(DEFINITION)
-    )
+    opened = open_delta_log(path)
+    text = None if opened is None else opened.schema().fields[-1].metadata.get(DEFINITION)
     if text is None:
         raise UsageError(f"{path} is a table but not an index")
     definition: dict[str, str] = json.loads(str(text))

@@ -26,6 +26,7 @@ from penstock.spark.lake.tables.delta_table import DeltaLakeTable, RangeWriter
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.storage.object_client import repeat_cut_request
 from penstock.spark.storage.object_files import open_parquet, read_parquet, replace_parquet
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -253,7 +254,7 @@ def remove_old_logs(table: DeltaLakeTable) -> None:
     opened = table.open()
     if opened is None:
         return
-    opened.create_checkpoint()
+    repeat_cut_request(opened.create_checkpoint)
     for path in (table.path / "_delta_log").iterdir():
         named = _LOG_NAME.match(path.name)
         if named is not None and int(named[1]) < opened.version():

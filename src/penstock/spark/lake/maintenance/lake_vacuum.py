@@ -16,6 +16,7 @@ from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.lake.tables.lake_table import AnyTable
+from penstock.spark.storage.object_client import repeat_cut_request
 
 __all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum_table"]
 
@@ -79,7 +80,9 @@ def _list_unused_files(table: AnyTable, keep_hours: int) -> set[str]:
     opened = table.open()
     if opened is None:
         return set()
-    found = opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=True, full=True)
+    found = repeat_cut_request(
+        lambda: opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=True, full=True)
+    )
     return {unquote(path) for path in found}
 
 

@@ -9,7 +9,7 @@ from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
 
 from penstock.errors import Unreachable, UsageError
-from penstock.spark.storage.object_client import describe_store_error, find_store_options
+from penstock.spark.storage.object_client import describe_store_error, find_store_options, repeat_cut_request
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 
 __all__ = ["find_delta_options", "have_all_files", "list_commit_errors", "open_delta_log"]
@@ -44,7 +44,7 @@ def open_delta_log(path: LakePath) -> DeltaTable | None:
     if isinstance(path, Path) and not DeltaTable.is_deltatable(path.as_uri()):
         return None
     try:
-        return DeltaTable(path.as_uri(), storage_options=find_delta_options(path))
+        return repeat_cut_request(lambda: DeltaTable(path.as_uri(), storage_options=find_delta_options(path)))
     except TableNotFoundError:
         return None
     except (DeltaError, OSError) as error:

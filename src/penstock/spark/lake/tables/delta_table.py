@@ -41,7 +41,7 @@ from penstock.spark.lake.tables.delta_store import (
     open_delta_log,
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
-from penstock.spark.storage.object_client import describe_store_error
+from penstock.spark.storage.object_client import describe_store_error, repeat_cut_request
 from penstock.spark.storage.object_files import close_sink, discard_sink, open_sink
 from penstock.spark.storage.object_path import LakePath, ObjectPath, identify_content
 
@@ -275,11 +275,17 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             CommitFailed: another commit with the same application id came first, or removed the same files. Or an
                 object store does not answer.
         """
+
+        def attempt() -> None:
+            try:
+                self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
+            except list_commit_errors(self.path):
+                if not self._has_landed(transaction, added):
+                    raise
+
         try:
-            self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
+            repeat_cut_request(attempt)
         except list_commit_errors(self.path) as error:
-            if self._has_landed(transaction, added):
-                return
             raise CommitFailed(f"{self.path} did not take a commit: {describe_store_error(error)}") from error
 
     def _has_landed(self, transaction: tuple[str, int], added: Sequence[DataFile]) -> bool:
@@ -438,15 +444,10 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         opened = self.open()
         if opened is None:
             return
-        hours = None if keep_hours is None else int(keep_hours)
+        hours, is_full = None if keep_hours is None else int(keep_hours), not only_replaced
         try:
             # If enforced, deltalake refuses a time below the table's `deletedFileRetentionDuration`.
-            unused = opened.vacuum(
-                retention_hours=hours,
-                enforce_retention_duration=hours is None,
-                dry_run=only_replaced,
-                full=not only_replaced,
-            )
+            unused = repeat_cut_request(lambda: opened.vacuum(hours, only_replaced, hours is None, full=is_full))
         except (DeltaError, OSError) as error:
             raise CommitFailed(f"{self.path} was not vacuumed: {' '.join(str(error).split())}") from error
         # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
