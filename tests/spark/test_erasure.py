@@ -28,9 +28,9 @@ from penstock.spark.lake.changelog.boundaries import EVIDENCE, find_boundaries
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.reading.lake_views import boundaries_of
 from penstock.spark.lake.tables.lake_lock import hold_lock
-from penstock.spark.pipeline.maintenance import erasure
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
 from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.pipeline.state.lake_files import ERASURE
 from penstock.spark.storage.object_path import LakePath
 from tests.examples import scaled
 from tests.patience import PATIENCE
@@ -212,7 +212,7 @@ def test_dry_run_counts_and_changes_nothing(lake):
     assert (report.documents, report.existing, report.is_done) == (1, 1, False)
     assert [(part.table, part.rows) for part in report.parts] == [("changelog", 3), ("current", 1)]
     assert lake.changelog(where=pa.compute.field("key") == b"zqkey").num_rows == 3
-    assert not (lake.path / erasure.ERASURE).exists()
+    assert not (lake.path / ERASURE).exists()
 
 
 def test_erasure_waits_for_no_run(lake):
@@ -263,6 +263,7 @@ import os, signal, sys
 from penstock.spark import Lake
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
 from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.pipeline.state.lake_files import ERASURE
 
 def kill(name):
     if name == sys.argv[2]:
@@ -291,7 +292,7 @@ def test_killed_erasure_is_completed_by_the_next(tmp_path):
         lake = Lake(shutil.copytree(str(prepared.path), tmp_path / point.replace(":", "-")))
         assert kill_erasure(lake, point) == (-signal.SIGALRM if point.startswith("timer") else -signal.SIGKILL)
         assert identities(lake) == places
-        if (lake.path / erasure.ERASURE).exists():
+        if (lake.path / ERASURE).exists():
             erase_documents(lake, DocumentSelection())
         else:  # killed by the timer before the documents were stored
             erase_documents(lake, DocumentSelection((b"zqkey",)))

@@ -36,7 +36,8 @@ from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, select_documents
-from penstock.spark.pipeline.state.stopping import REMOVED_PREFIX
+from penstock.spark.pipeline.state.lake_files import ERASURE, REMOVED_PREFIX, remove_drafts
+from penstock.spark.pipeline.state.run_state import erase_texts
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_files import read_parquet, replace_parquet
 from penstock.spark.storage.object_path import LakePath
@@ -47,9 +48,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["ErasureReport", "erase_documents", "find_index_parts"]
-
-ERASURE = "_erasure.parquet"
-"""The file in the lake with the documents of an erasure that has not ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +142,8 @@ def _erase_parts(
     parts += [erase_letters(directory, erased) for directory in letters if directory.is_dir()]
     for leftover in lake.path.glob(f"{REMOVED_PREFIX}*"):  # of a reset that was killed
         remove_tree(leftover)
+    remove_drafts(lake)
+    erase_texts(lake)
     return tuple(parts)
 
 

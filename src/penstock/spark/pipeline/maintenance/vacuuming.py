@@ -6,6 +6,7 @@ from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS, hold_vacuum_
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.maintenance.erasure import find_index_parts
+from penstock.spark.pipeline.state.lake_files import remove_drafts
 
 __all__ = ["vacuum"]
 
@@ -30,4 +31,6 @@ def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool =
             vacuum_table(table, keep_hours, dry_run=dry_run) for table in (lake.changelog_table, lake.current_table)
         )
         indexes = {name: index.vacuum(keep_hours, dry_run=dry_run) for _, name, index in find_index_parts(lake)}
+        if not dry_run:
+            remove_drafts(lake, keep_hours)
         return MaintenanceReport(changelog, current, indexes)

@@ -27,6 +27,7 @@ __all__ = [
     "check_content",
     "clear_stop_request",
     "create_run_state",
+    "erase_texts",
     "forget_dependents",
     "is_locked",
     "is_stop_requested",
@@ -37,6 +38,9 @@ __all__ = [
 
 RUN_STATE, STOP, CONTENT = "_run.json", "_stop", "_content.json"
 """Files in the lake: the run's state, the request to stop, and the options that decide about the rows."""
+
+
+ERASED_TEXT = "an error, whose text an erasure has removed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +163,16 @@ def forget_dependents(lake: LakeDirectory, names: Collection[str]) -> None:
     if state is not None:
         dependents = [each for each in state.progress.get("dependents", ()) if each["name"] not in names]
         replace(state, progress={**state.progress, "dependents": dependents}).write(lake)
+
+
+def erase_texts(lake: LakeDirectory) -> None:
+    """Remove all texts that may quote documents from the state of a run that has ended: errors, and names of fields."""
+    state = read_run_state(lake)
+    if state is None:
+        return
+    dependents = [{**each, "error": each["error"] and ERASED_TEXT} for each in state.progress.get("dependents", ())]
+    progress = {**state.progress, **({"dependents": dependents, "schema_changes": ()} if state.progress else {})}
+    replace(state, error=state.error and ERASED_TEXT, progress=progress).write(lake)
 
 
 def check_content(lake: LakeDirectory, content: dict[str, str]) -> None:

@@ -12,26 +12,19 @@ from pathlib import Path
 from penstock.errors import UsageError
 from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
+from penstock.spark.pipeline.state.lake_files import REMOVED_PREFIX, list_lake_files
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.spark.storage.stored_documents import remove_tree
 
-__all__ = ["REMOVED_PREFIX", "Removal", "plan_removal", "remove_tables", "stop_runs"]
+__all__ = ["Removal", "plan_removal", "remove_tables", "stop_runs"]
 
 _POLL_SECONDS = 0.1
 """Seconds between two checks whether the runs have ended."""
-REMOVED_PREFIX = "_reset-"
-"""The prefix of files that are being removed. If a crash leaves some of them, the next reset removes them."""
 
 CHANGELOG_NAME = "changelog"
 """The table that all others are made from: removing it removes all."""
-_RUN_FILES = (
-    "_checkpoint", "_pending", "_schema.json", "_content.json", "_run.json", "_stop", "_erasure.parquet",
-    "_resnapshot.json", MARKER, OWN_CATALOG,
-)  # fmt: skip
-"""Files of a run in the lake, beside tables and dependents."""
 
 
 def stop_runs(
@@ -96,8 +89,10 @@ def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
         UsageError: the lake has no table or dependent with such a name.
     """
     if not tables or CHANGELOG_NAME in tables:
-        names = ("changelog", "current", *_list_directories(), *_RUN_FILES)
-        found = [lake.path / name for name in names] + [*lake.path.glob(f"{REMOVED_PREFIX}*")]
+        found = [lake.path / name for name in ("changelog", "current", *_list_directories())]
+        for row in list_lake_files():
+            if row.is_run_file:
+                found += lake.path.glob(row.pattern) if "*" in row.pattern else [lake.path / row.pattern]
         return Removal(lake, (), tuple(path for path in found if path.exists()))
     paths: list[LakePath] = []
     for name in tables:
