@@ -69,7 +69,7 @@ def list_unexplained(lake):
 
 
 def write_small_files(lake):
-    """Write the files that runs, requests and killed processes leave, each with the erased key where it may have one."""
+    """Write the files that runs, requests and killed processes leave, each with the erased key if possible."""
     failed = DependentProgress("copy", "bucket", error="zqkey was refused")
     progress = asdict(SourceProgress(dependents=(failed,), schema_changes=("zqvalue is new",)))
     state = replace(create_run_state(), ended=True, error="transform failed for b'zqkey'", progress=progress)
