@@ -89,6 +89,7 @@ def test_erasure_reaches_all_small_files(lake):
     vacuum(lake, 0)
     assert not find_secrets(lake.path)
     state = read_run_state(lake)
+    assert state is not None
     assert (state.error, state.progress["dependents"][0]["error"]) == (ERASED_TEXT, ERASED_TEXT)
 
 
@@ -119,7 +120,9 @@ def test_reset_removes_every_file_of_a_run(lake):
 
 def test_file_of_another_program_has_no_row():
     assert explain_file("notes.txt") is None
-    assert explain_file("_run.json").documents == "all"
+    row = explain_file("_run.json")
+    assert row is not None
+    assert row.documents == "all"
 
 
 def test_file_that_may_hold_documents_has_an_erasure():

@@ -26,7 +26,7 @@ def choose_worker_python(context: SparkContext) -> None:
     Raises:
         UsageError: the Python that Spark starts on this machine does not have this package.
     """
-    if context.master.startswith("local") and "PYSPARK_PYTHON" not in os.environ and sys.executable:
+    if str(context.master).startswith("local") and "PYSPARK_PYTHON" not in os.environ and sys.executable:
         context.pythonExec = context.getConf().get("spark.pyspark.python") or sys.executable
     if os.environ.get("PENSTOCK_PYTHON") == sys.executable:
         return  # a session of `local_session`, whose launcher starts this Python
