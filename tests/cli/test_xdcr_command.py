@@ -33,7 +33,9 @@ def test_a_bucket_is_replicated_up_to_now(run, urls, tmp_path):
     at = ("xdcr", "--from", urls[0], "--to", urls[1], "--until", "now", "--state", tmp_path / "state")
     code, out, err = run(*at)
     assert (code, err) == (0, "")
-    assert out == "100 changes: 100 written, 0 older than the target's, 0 missing, 0 filtered, 0 refused\n"
+    assert (
+        out == "100 changes: 100 written, 0 older than the target's, 0 missing, 0 filtered, 0 unreadable, 0 refused\n"
+    )
     assert read_versions(urls[1]) == read_versions(urls[0])
     load(run, urls[0], 100, 103)
     numbers = run(*at, "--json").json_lines[-1]

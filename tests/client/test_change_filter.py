@@ -8,6 +8,7 @@ import pytest
 
 import penstock
 from penstock.client.filters.change_filter import ChangeFilter
+from penstock.client.filters.unreadable_changes import UnreadableChanges
 from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import UsageError
 from penstock.node import Node
@@ -57,13 +58,16 @@ def test_rows_match_by_key_and_by_value_and_other_events_pass():
     ]
     chosen = ChangeFilter("^a", "abv > 5")
     expected = [rows[0], rows[3], rows[5], rows[6]]
-    assert chosen.select_changes(rows) == expected
-    assert chosen.select_changes(make_batch(rows)) == make_batch(expected)
+    assert chosen.select_changes(rows, UnreadableChanges()) == expected
+    assert chosen.select_changes(make_batch(rows), UnreadableChanges()) == make_batch(expected)
     by_metadata = ChangeFilter(None, "META().id = 'ale'")
-    assert by_metadata.select_changes(rows) == [*rows[:4], *rows[5:]]  # the key of a tombstone decides
-    assert ChangeFilter(None, "META().expiration = 0").select_changes(rows) == rows
+    assert by_metadata.select_changes(rows, UnreadableChanges()) == [
+        *rows[:4],
+        *rows[5:],
+    ]  # the key of a tombstone decides
+    assert ChangeFilter(None, "META().expiration = 0").select_changes(rows, UnreadableChanges()) == rows
     everything = make_batch(rows)
-    assert ChangeFilter().select_changes(everything) is everything
+    assert ChangeFilter().select_changes(everything, UnreadableChanges()) is everything
 
 
 @pytest.mark.parametrize("protocol", DIALECTS)

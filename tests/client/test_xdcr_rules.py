@@ -77,7 +77,7 @@ DOCUMENT = {
 
 
 def match(expression, *values):
-    return ValueFilter(expression).match_documents([FilterDocument(value) for value in values]).tolist()
+    return ValueFilter(expression).match_documents([FilterDocument(value) for value in values]).matches.tolist()
 
 
 @pytest.mark.parametrize(
@@ -166,14 +166,14 @@ BINARY = HOTEL._replace(value=b"no JSON")
 )
 def test_expressions_read_metadata(expression, of_json, of_binary):
     """An expression that reads no value matches documents that are not JSON, too."""
-    assert ValueFilter(expression).match_documents([HOTEL, BINARY]).tolist() == [of_json, of_binary]
+    assert ValueFilter(expression).match_documents([HOTEL, BINARY]).matches.tolist() == [of_json, of_binary]
 
 
 def test_metadata_that_a_document_lacks_is_missing():
     documents = [FilterDocument(b"{}", b"\xff"), FilterDocument(b"{}")]
-    assert ValueFilter("EXISTS(META().xattrs)").match_documents(documents).tolist() == [False, False]
-    assert ValueFilter("META().expiration = 0").match_documents(documents).tolist() == [True, True]
-    assert ValueFilter("REGEXP_CONTAINS(META().id, '')").match_documents(documents).tolist() == [False, True]
+    assert ValueFilter("EXISTS(META().xattrs)").match_documents(documents).matches.tolist() == [False, False]
+    assert ValueFilter("META().expiration = 0").match_documents(documents).matches.tolist() == [True, True]
+    assert ValueFilter("REGEXP_CONTAINS(META().id, '')").match_documents(documents).matches.tolist() == [False, True]
 
 
 @pytest.mark.parametrize(

@@ -15,13 +15,13 @@ LEVELS = 200_000
 READ = """
 import sys
 import pyarrow as pa
-from penstock.spark.values import json_columns
+from penstock.spark.values import json_batches, json_columns
 from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.value_types import find_value_type
 
 opening, closing, most, how = sys.argv[1].encode(), sys.argv[2].encode(), int(sys.argv[3]), sys.argv[4]
 if most:
-    json_columns.MAX_OPENED = paths.MAX_BRACKETS = most
+    json_batches.MAX_OPENED = most
 deep = b'{"n":1,"d":' + opening * LEVELS + b"1" + closing * LEVELS + b"}"
 values = pa.array([deep, *[b'{"n":1}'] * 200], pa.binary())
 if how == "infer":
@@ -32,7 +32,8 @@ elif how == "parse":
     assert (rest[0].as_py().encode(), rest.null_count) == (deep, 200)
 else:
     found = paths.extract_values(values, ("n",), find_value_type("long"))
-    assert found.values.to_pylist() == [1] * 200
+    assert found.values.to_pylist() == [None] + [1] * 200
+    assert found.misfits[0].as_py().encode() == deep[:100]
 print("read")
 """.replace("LEVELS", str(LEVELS))
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.spark.dependents import json_paths as paths
-from penstock.spark.dependents.json_paths import extract_values, find_values, parse_json, parse_path
+from penstock.spark.dependents.json_paths import extract_values, find_values, parse_path
 from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
+from penstock.wire.values.json_value import parse_written_json
 
 BEYOND_LONG = 1 << 63
 
@@ -58,7 +59,7 @@ def one_by_one(documents, names, kind):
     found = []
     for row, text in enumerate(documents):
         try:
-            document = parse_json(text.replace(b"\n", b" "))
+            document = parse_written_json(text)
         except (ValueError, AttributeError):
             continue
         found += [(row, kind.fit(value)) for value in find_values(document, names)]

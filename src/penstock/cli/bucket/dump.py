@@ -37,6 +37,7 @@ from penstock.options import (
 )
 
 if TYPE_CHECKING:
+    from penstock.client.filters.unreadable_changes import UnreadableChanges
     from penstock.client.streams.stream_choice import ChangeOptions
 
 _FORMATS = one_of("jsonl", "parquet", "arrow")
@@ -111,20 +112,29 @@ def dump(
 
     If the command was killed, run it again with the same options: it continues
     with FILE.partial at the positions in FILE.positions.
+
+    The exit status is 1 if --filter-value could not read documents. These are
+    named, and are not in the file.
     """
     options, started = DumpOptions(**chosen), time.monotonic()
-    rows, is_continued = asyncio.run(_dump(resolve_address(url, username, password), file, options, as_json=as_json))
+    address = resolve_address(url, username, password)
+    rows, is_continued, unreadable = asyncio.run(_dump(address, file, options, as_json=as_json))
     nbytes, seconds = file.stat().st_size, round(time.monotonic() - started, 3)
     if as_json:
         summary = {"file": str(file), "rows": rows, "bytes": nbytes, "seconds": seconds, "continued": is_continued}
-        print(format_json_line(summary))
+        print(format_json_line({**summary, "unreadable": asdict(unreadable)}))
     elif not options.quiet:
         continued = ", continued from an earlier run" if is_continued else ""
         print(f"{file}: {rows} changes, {nbytes} bytes, {seconds:.1f} s{continued}")
+    if unreadable.count:
+        warn(unreadable.describe())
+        raise typer.Exit(ExitCode.FAILURE)
 
 
-async def _dump(address: Address, path: Path, options: DumpOptions, *, as_json: bool) -> tuple[int, bool]:
-    """Return the number of changes, and whether the dump was continued."""
+async def _dump(
+    address: Address, path: Path, options: DumpOptions, *, as_json: bool
+) -> tuple[int, bool, UnreadableChanges]:
+    """Return the number of changes, whether the dump was continued, and the changes that the filter could not read."""
     from penstock.client.bucket import Bucket
     from penstock.client.dumps.bucket_dump import BucketDump, DumpChoice
     from penstock.client.dumps.dump_formats import choose_format
@@ -151,7 +161,7 @@ async def _dump(address: Address, path: Path, options: DumpOptions, *, as_json: 
     async with Bucket(address) as bucket:
         dumped = BucketDump(bucket, path, file_format, choice, is_replacing=options.replace)
         async with show_transfer(path.name, lambda: dumped.progress, is_quiet=options.quiet or as_json):
-            return await dumped.run(), dumped.is_continued
+            return await dumped.run(), dumped.is_continued, dumped.unreadable
 
 
 @app.command(

@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -136,7 +136,8 @@ def tail(
     key_base64 and value_base64. Null columns are omitted.
 
     --report prints a line on standard error each time and at the end; with
-    --json, an object.
+    --json, an object. Documents that --filter-value could not read are named
+    there at the end.
     """
     options = TailOptions(**chosen)
     columns = _compute_value_width()
@@ -188,7 +189,7 @@ async def _print_changes(
                         if not limit:
                             return
         finally:
-            _report_omissions(stream)
+            _report_omissions(stream, as_json=as_json)
 
 
 @asynccontextmanager
@@ -235,8 +236,13 @@ def _format_report(report: ConsumerReport) -> str:
     return f"{datetime.fromtimestamp(report.at):%H:%M:%S} {'; '.join(parts)}"
 
 
-def _report_omissions(stream: ChangeStream) -> None:
-    """Print on standard error which frames and vbuckets of the bucket are not among the lines."""
+def _report_omissions(stream: ChangeStream, *, as_json: bool) -> None:
+    """Print on standard error which documents, frames and vbuckets of the bucket are not among the lines."""
+    unreadable = stream.counts.unreadable
+    if unreadable.count and as_json:
+        print(format_json_line({"unreadable": asdict(unreadable)}), file=sys.stderr)
+    elif unreadable.count:
+        print(f"Not shown: {unreadable.describe()}", file=sys.stderr)
     dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in EXPECTED_REASONS}
     if dropped:
         print(f"Not shown: {describe_drops(dropped)}", file=sys.stderr)

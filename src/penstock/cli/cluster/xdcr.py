@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from penstock.client.xdcr.bucket_replication import BucketReplication
 
 _REPORT_SECONDS = 1.0
-_SHOWN_REFUSALS = 10
+_SHOWN_EXAMPLES = 10
 
 
 @app.command(
@@ -81,8 +81,9 @@ def xdcr(
 
     Runs until SIGINT (Ctrl-C) or SIGTERM, or with --until now until the target
     has all changes that the source has at the start. The exit status is 1 if the
-    target refused changes. With --json, each line is an object with the numbers
-    so far, one per second and one at the end.
+    target refused changes, or if --filter-value could not read documents. These
+    are named. With --json, each line is an object with the numbers so far, one
+    per second and one at the end.
     """
     from penstock.client.xdcr.bucket_replication import BucketReplication
 
@@ -95,9 +96,10 @@ def xdcr(
         replication = BucketReplication(*addresses, options, on_refused=on_refused)
         asyncio.run(_run_replication(replication, as_json=as_json, is_quiet=quiet, is_endless=options.until != "now"))
     progress = replication.progress
-    for text in progress.refusals[:_SHOWN_REFUSALS]:
-        warn(f"refused: {text}")
-    if progress.refused:
+    for word, examples in (("refused", progress.refusals), ("unreadable", progress.unreadable_examples)):
+        for text in examples[:_SHOWN_EXAMPLES]:
+            warn(f"{word}: {text}")
+    if progress.refused or progress.unreadable:
         raise typer.Exit(ExitCode.FAILURE)
 
 

@@ -96,6 +96,28 @@ class LaggingVbucket(TypedDict):
     seconds: float
 
 
+class UnreadableDocuments(TypedDict):
+    """The changes whose documents --filter-value could not read. They are left out.
+
+    Attributes:
+        count: their number.
+        examples: key and reason of the first of them.
+    """
+
+    count: int
+    examples: list[str]
+
+
+class TailOmissions(TypedDict):
+    """The last line of penstock tail, on standard error, if a filter could not read documents.
+
+    Attributes:
+        unreadable: the documents.
+    """
+
+    unreadable: UnreadableDocuments
+
+
 class StreamReportFields(TypedDict):
     """The state of a change stream at one moment.
 
@@ -118,6 +140,7 @@ class StreamReportFields(TypedDict):
         errors: failures of connections and streams.
         last_error: text of the newest failure; empty without a failure.
         last_error_at: seconds since the epoch; 0 without a failure.
+        unreadable: changes whose documents the filter could not read.
         connection_name: name of the connections, as the server logs it.
     """
 
@@ -139,6 +162,7 @@ class StreamReportFields(TypedDict):
     errors: int
     last_error: str
     last_error_at: float
+    unreadable: UnreadableDocuments
     connection_name: str
 
 
@@ -161,6 +185,7 @@ class DumpSummary(TypedDict):
         bytes: size of the file.
         seconds: duration.
         continued: whether an earlier run was continued.
+        unreadable: documents that the filter could not read, and that are not in the file.
     """
 
     file: str
@@ -168,6 +193,7 @@ class DumpSummary(TypedDict):
     bytes: int
     seconds: float
     continued: bool
+    unreadable: UnreadableDocuments
 
 
 class RestoreSummary(TypedDict):

@@ -76,12 +76,14 @@ class XdcrState(TypedDict):
     Attributes:
         received: changes that the source has sent.
         filtered: changes that the options leave out.
+        unreadable: changes whose documents the filter cannot read; they are not replicated.
         written: changes that the target has stored.
         older: changes that lost against the target's version.
         missing: deletions of documents that the target did not have.
         refused: changes that the target refused for another reason.
         restarts: times that the replication resumed at its checkpoint.
         refusals: key and reason of the first refused changes.
+        unreadable_examples: key and reason of the first unreadable changes.
         rate: received changes per second.
         lag: changes that the target lacks; null while a bucket does not answer.
         done: whether this is the last line.
@@ -89,12 +91,14 @@ class XdcrState(TypedDict):
 
     received: int
     filtered: int
+    unreadable: int
     written: int
     older: int
     missing: int
     refused: int
     restarts: int
     refusals: list[str]
+    unreadable_examples: list[str]
     rate: NotRequired[float]
     lag: NotRequired[int | None]
     done: bool

@@ -55,7 +55,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "xdcr": _lines(cluster.XdcrState),
     "load": _one(bucket.LoadSummary),
     "tail": _lines(bucket.ChangeLine),
-    "tail report": _lines(bucket.TailReport),
+    "tail report": _lines(bucket.TailReport, bucket.TailOmissions),
     "dump": _one(bucket.DumpSummary),
     "restore": _one(bucket.RestoreSummary),
     "decode": _lines(bucket.DecodedFrame),
@@ -84,7 +84,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "pipeline find": _lines(pipeline.FoundEntry),
     "pipeline search": _lines(pipeline.FoundEntry),
 }
-"""Command -> its JSON. `tail report` is the object that --report prints on standard error."""
+"""Command -> its JSON. `tail report` is an object that tail prints on standard error."""
 
 
 def make_schema(command: str) -> dict[str, Any]:

@@ -42,8 +42,7 @@ def schema(
 
     The schema describes one object: the whole output, or each line where the list
     of commands shows `lines`. Later versions may add fields: programs must ignore
-    unknown ones. `tail report` is the object that tail --report prints on standard
-    error.
+    unknown ones. `tail report` is an object that tail prints on standard error.
     """
     from penstock.cli.outputs.output_schemas import OUTPUTS, make_schema
 

@@ -17,6 +17,7 @@ from penstock.client.consumers.consumer import Consumer
 from penstock.client.documents.window_writer import divide_into_windows
 from penstock.client.dumps.dump_formats import DumpFormat
 from penstock.client.dumps.partial_dump import PartialDump
+from penstock.client.filters.unreadable_changes import UnreadableChanges
 from penstock.client.streams.stream_choice import ChangeOptions, FirstStart
 from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
@@ -74,6 +75,9 @@ class BucketDump:
         file_format: its format.
         choice: the changes.
         is_replacing: whether to replace an existing file, and to start over instead of continuing a dump.
+
+    Attributes:
+        unreadable: the changes of this process whose documents the filter could not read. They are not in the file.
     """
 
     def __init__(
@@ -89,6 +93,7 @@ class BucketDump:
         self._ends: dict[int, int] = {}
         self._written = 0
         self._partial: PartialDump | None = None
+        self.unreadable = UnreadableChanges()
 
     @property
     def is_continued(self) -> bool:
@@ -144,6 +149,8 @@ class BucketDump:
             self._consumer = consumer
             async for batch in consumer.batches():
                 partial.append(batch)
+            if chosen.options.get("filter_value") is not None:
+                self.unreadable = (await consumer.report()).counts.unreadable
 
     def _finish(self, partial: PartialDump) -> None:
         """Write the file in its format, and give it its name when it is on disk."""

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.filters.filter_syntax import MetaField
-from penstock.client.filters.value_filter import FilterDocument, ValueFilter, check_regex
+from penstock.client.filters.unreadable_changes import UnreadableChanges
+from penstock.client.filters.value_filter import FilterDocument, ValueFilter, Verdicts, check_regex
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
 
@@ -60,15 +61,18 @@ class ChangeFilter:
         """Whether the filter reads extended attributes."""
         return self._value_filter is not None and MetaField.XATTRS in self._value_filter.fields
 
-    def match_rows(self, rows: pa.RecordBatch | pa.Table) -> Bools:
+    def match_rows(self, rows: pa.RecordBatch | pa.Table) -> Verdicts:
         """Return which rows of CHANGE_SCHEMA match. A row without a key is no change of a document, and matches."""
         chosen = self.match_keys(rows.column("key"))
+        unreadable: dict[int, str] = {}
         if self._value_filter is not None:
             places = np.flatnonzero(chosen & np.asarray(_find_decided(rows, self._value_filter)))
-            chosen[places] = self._value_filter.match_documents(_list_documents(rows, places, self._value_filter))
+            found = self._value_filter.match_documents(_list_documents(rows, places, self._value_filter))
+            chosen[places] = found.matches
+            unreadable = {int(places[place]): reason for place, reason in found.unreadable.items()}
         if self._hides_rollbacks:
             chosen &= np.asarray(pc.not_equal(rows.column("event"), str(Event.ROLLBACK)))
-        return chosen
+        return Verdicts(chosen, unreadable)
 
     def match_keys(self, keys: pa.Array | pa.ChunkedArray) -> Bools:
         """Return which keys match, as far as keys decide. A null matches."""
@@ -76,11 +80,20 @@ class ChangeFilter:
             return np.ones(len(keys), bool)
         return np.array(pc.match_substring_regex(keys, self.key).fill_null(True))
 
-    def select_changes(self, content: pa.RecordBatch | list[Change]) -> pa.RecordBatch | list[Change]:
-        """Return the changes that match, in the form of `content`; the same object if all do."""
+    def select_changes(
+        self, content: pa.RecordBatch | list[Change], unreadable: UnreadableChanges
+    ) -> pa.RecordBatch | list[Change]:
+        """Return the changes that match, in the form of `content`; the same object if all do.
+
+        Args:
+            content: the changes.
+            unreadable: takes the changes whose documents the filter cannot read.
+        """
         if self.is_everything:
             return content
-        chosen = self.match_rows(make_batch(content) if isinstance(content, list) else content)
+        rows = make_batch(content) if isinstance(content, list) else content
+        chosen, reasons = self.match_rows(rows)
+        unreadable.add(rows.column("key"), reasons)
         if chosen.all():
             return content
         if isinstance(content, list):

@@ -8,7 +8,6 @@ The result is a tree. ValueFilter evaluates it.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from enum import Enum
 from typing import Any, Final, NoReturn
 
 from penstock.errors import UsageError
+from penstock.wire.values.json_value import describe_oddness, parse_json
 
 __all__ = [
     "Comparison",
@@ -27,6 +27,7 @@ __all__ = [
     "PathSteps",
     "RegexTest",
     "Test",
+    "format_path",
     "list_tests",
     "parse_filter",
 ]
@@ -51,6 +52,13 @@ PathSteps = tuple[str | int | MetaField, ...]
 
 A MetaField stands only at the beginning: the rest of the path leads into the metadata.
 """
+
+
+def format_path(path: PathSteps) -> str:
+    """Return a path as an expression has it."""
+    first, *others = path
+    text = f"META().{first.value}" if isinstance(first, MetaField) else str(first)
+    return text + "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in others)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,8 +294,9 @@ class _FilterReader:
                 return word == "TRUE"
         if self._tokens[self._next].kind == "string":
             return _unquote(self._take("string", ""))
-        number: float = json.loads(self._take("number", "a string, a number, TRUE or FALSE"))
-        return number
+        at = self._tokens[self._next].at
+        number: float = parse_json(self._take("number", "a string, a number, TRUE or FALSE").encode())
+        return number if describe_oddness(number) is None else self._refuse_at(at, "a number up to 1.8e308", "more")
 
     def _read_path(self) -> PathSteps:
         steps: list[str | int | MetaField] = [self._read_meta() or self._read_name()]

@@ -1,5 +1,9 @@
 """Selects documents by their JSON and their metadata, with a filter expression.
 
+A test of an odd field (see penstock.wire.values.json_value) is neither true nor false. As in SQL, AND and OR may be
+decided by their other parts. A document whose expression is not decided is unreadable: it neither matches, nor is it
+one that does not match.
+
 Regular expressions run in RE2, whose time is linear in the length of the text.
 """
 
@@ -9,7 +13,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, Final, NamedTuple
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -24,14 +27,21 @@ from penstock.client.filters.filter_syntax import (
     Node,
     PathSteps,
     RegexTest,
+    Test,
+    format_path,
     list_tests,
     parse_filter,
 )
 from penstock.errors import UsageError
+from penstock.wire.values.json_value import TooDeepJson, describe_oddness, is_text, parse_json
 
-__all__ = ["FilterDocument", "ValueFilter", "check_regex"]
+__all__ = ["FilterDocument", "ValueFilter", "Verdicts", "check_regex"]
 
 Bools = npt.NDArray[np.bool_]
+Truths = npt.NDArray[np.int8]
+"""FALSE, UNKNOWN or TRUE of each document, so that AND is the least, and OR the greatest."""
+
+_FALSE, _UNKNOWN, _TRUE = range(3)
 
 _MISSING: Final = object()
 """The value of a field that a document does not have."""
@@ -51,6 +61,18 @@ class FilterDocument(NamedTuple):
     key: bytes = b""
     expiry: int = 0
     xattrs: Sequence[tuple[str, bytes]] = ()
+
+
+class Verdicts(NamedTuple):
+    """The decisions of a filter about documents.
+
+    Attributes:
+        matches: whether each document matches.
+        unreadable: the place of each unreadable document, with the reason. It does not match.
+    """
+
+    matches: Bools
+    unreadable: dict[int, str]
 
 
 _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
@@ -97,13 +119,15 @@ class ValueFilter:
         self.reads_values = not all(isinstance(path[0], MetaField) for path in paths)
         self._names = {path[1] for path in paths if path[0] is MetaField.XATTRS and len(path) > 1}
 
-    def match_documents(self, documents: Sequence[FilterDocument]) -> Bools:
-        """Return for each document whether the expression is true. If it reads the value, the value must be JSON."""
+    def match_documents(self, documents: Sequence[FilterDocument]) -> Verdicts:
+        """Return which documents match. If the expression reads the value, a value that is not JSON does not match."""
         roots = [self._make_root(document) for document in documents]
-        found = _evaluate(self._node, roots)
+        reasons: dict[int, str] = {}
+        truths = _evaluate(self._node, roots, reasons)
         if self.reads_values:
-            found &= np.fromiter((root.value is not _MISSING for root in roots), bool, len(roots))
-        return found
+            truths[np.fromiter((root.value is _MISSING for root in roots), bool, len(roots))] = _FALSE
+        places = np.flatnonzero(truths == _UNKNOWN).tolist()
+        return Verdicts(truths == _TRUE, {place: reasons[place] for place in places})
 
     def _make_root(self, document: FilterDocument) -> _Root:
         value = _decode(document.value) if self.reads_values and document.value is not None else _MISSING
@@ -128,33 +152,62 @@ class _Root(NamedTuple):
     metadata: dict[MetaField, Any]
 
 
-_DECODER = msgspec.json.Decoder()
+class _Unread(NamedTuple):
+    """Stands for JSON that cannot be read.
+
+    Attributes:
+        reason: the reason.
+    """
+
+    reason: str
 
 
 def _decode(value: bytes) -> Any:
     try:
-        return _DECODER.decode(value)
-    except (msgspec.DecodeError, RecursionError, ValueError):
+        return parse_json(value)
+    except TooDeepJson as error:
+        return _Unread(str(error))
+    except ValueError:
         return _MISSING
 
 
-def _evaluate(node: Node, documents: Sequence[_Root]) -> Bools:
+def _evaluate(node: Node, documents: Sequence[_Root], reasons: dict[int, str]) -> Truths:
+    """Return whether an expression is true for each document, and add the reasons why it is unknown."""
+    if isinstance(node, Junction):
+        combine = np.minimum if node.is_and else np.maximum
+        found: Truths = combine.reduce([_evaluate(part, documents, reasons) for part in node.parts])
+        return found
+    if isinstance(node, Negation):
+        return _TRUE - _evaluate(node.part, documents, reasons)
+    fields = [_find_field(document, node.path) for document in documents]
+    truths = _test_fields(node, fields).astype(np.int8) * np.int8(_TRUE)
+    for place, field in enumerate(fields):
+        reason = _describe_unknown(node, field)
+        if reason is not None:
+            truths[place] = _UNKNOWN
+            reasons.setdefault(place, reason)
+    return truths
+
+
+def _test_fields(node: Test, fields: list[Any]) -> Bools:
+    """Return whether a test is true for each value of its field, if it is known."""
     match node:
-        case Junction():
-            combine = np.logical_and if node.is_and else np.logical_or
-            found: Bools = combine.reduce([_evaluate(part, documents) for part in node.parts])
-            return found
-        case Negation():
-            return ~_evaluate(node.part, documents)
         case RegexTest():
-            texts = [_to_text(_find_field(document, node.path)) for document in documents]
-            matched = pc.match_substring_regex(pa.array(texts, pa.string()), node.pattern)
+            matched = pc.match_substring_regex(pa.array(map(_to_text, fields), pa.string()), node.pattern)
             return np.asarray(matched.fill_null(False))
         case FieldTest():
             test = _STATES[node.state]
         case Comparison():
             test = _make_comparison(node)
-    return np.fromiter((test(_find_field(document, node.path)) for document in documents), bool, len(documents))
+    return np.fromiter(map(test, fields), bool, len(fields))
+
+
+def _describe_unknown(node: Test, field: Any) -> str | None:
+    """Return why a test of a field is neither true nor false; None if it is known."""
+    if isinstance(field, _Unread):
+        return field.reason
+    oddness = None if isinstance(node, FieldTest) else describe_oddness(field)
+    return None if oddness is None else f"{format_path(node.path)} is {oddness}"
 
 
 def _find_field(root: _Root, path: PathSteps) -> Any:
@@ -163,6 +216,8 @@ def _find_field(root: _Root, path: PathSteps) -> Any:
         if isinstance(step, MetaField):
             found = root.metadata.get(step, _MISSING)
             continue
+        if isinstance(found, _Unread):
+            return found
         try:
             fits = isinstance(found, dict if isinstance(step, str) else list)
             found = found[step] if fits else _MISSING
@@ -194,11 +249,5 @@ def _get_kind(value: Any) -> type | None:
 
 
 def _to_text(value: Any) -> str | None:
-    """Return a string that Arrow accepts; None for other values, and for halves of surrogate pairs."""
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return None
-    return value
+    """Return a string that Arrow accepts; None for other values."""
+    return value if isinstance(value, str) and is_text(value) else None

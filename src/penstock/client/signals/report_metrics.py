@@ -47,6 +47,13 @@ METRICS = (
     ReportMetric("reconnects", True, "{connection}", "Connections opened again.", lambda r: r.counts.reconnects),
     ReportMetric("errors", True, "{error}", "Failures after which it tried again.", lambda r: r.counts.errors),
     ReportMetric(
+        "unreadable",
+        True,
+        "{change}",
+        "Changes that the filter could not read.",
+        lambda r: r.counts.unreadable.count,
+    ),
+    ReportMetric(
         "last_error_timestamp_seconds",
         False,
         "s",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+from penstock.client.filters.unreadable_changes import UnreadableChanges
 
 __all__ = ["StreamCounts"]
 
@@ -19,6 +21,7 @@ class StreamCounts:
         errors: failures of connections and streams, after which the stream tried again.
         last_error: the text of the newest failure; empty without a failure.
         last_error_at: seconds since the epoch; 0 without a failure.
+        unreadable: changes whose documents the filter of the stream could not read. They are not delivered.
         connection_name: the name of the stream's connections, as the server logs it.
     """
 
@@ -29,6 +32,7 @@ class StreamCounts:
     errors: int = 0
     last_error: str = ""
     last_error_at: float = 0.0
+    unreadable: UnreadableChanges = field(default_factory=UnreadableChanges)
     connection_name: str = ""
 
     def continue_from(self, earlier: StreamCounts) -> None:
@@ -38,5 +42,6 @@ class StreamCounts:
         self.rollbacks += earlier.rollbacks
         self.reconnects += earlier.reconnects
         self.errors += earlier.errors
+        self.unreadable.continue_from(earlier.unreadable)
         if earlier.last_error_at > self.last_error_at:
             self.last_error, self.last_error_at = earlier.last_error, earlier.last_error_at

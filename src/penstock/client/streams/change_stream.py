@@ -200,7 +200,7 @@ class ChangeStream:
                     continue
             self._held = None
             self._recovery.confirm_recovery(delivery.connection_id)
-            chosen = self._feed.content.change_filter.select_changes(delivery.content)
+            chosen = self._feed.content.change_filter.select_changes(delivery.content, self.counts.unreadable)
             is_left_out = len(chosen) < len(delivery.content) and not len(chosen)
             self._passed_logs.update(delivery.logs)
             delivery = delivery._replace(content=chosen, logs=dict(self._passed_logs))

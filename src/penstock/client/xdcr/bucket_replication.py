@@ -19,7 +19,7 @@ from penstock.client.documents.meta_requests import prepare_meta_writes
 from penstock.client.documents.window_writer import AcceptedStatuses, RefusedRows, WindowResult, WindowWriter
 from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.client.streams.persistence_gate import BranchLost, PersistenceGate
-from penstock.client.xdcr.change_reader import ChangeReader
+from penstock.client.xdcr.change_reader import ChangeReader, ChangeWindow
 from penstock.client.xdcr.change_selector import ChangeSelector
 from penstock.client.xdcr.checkpoint import Checkpoint, CheckpointTracker, find_lost_ends, forget_positions
 from penstock.client.xdcr.state_file import StateFile
@@ -60,27 +60,31 @@ class XdcrProgress:
     Attributes:
         received: changes of documents that the source has sent.
         filtered: changes that the options leave out.
+        unreadable: changes whose documents the filter cannot read. They are not replicated, and not among `filtered`.
         written: changes that the target has stored.
         older: changes that lost against the target's version, for example because they came from there.
         missing: deletions of documents that the target did not have.
         refused: changes that the target refused for another reason.
         restarts: times that the replication resumed at its checkpoint after a crash or failover.
         refusals: key and reason of the first refused changes, at most 100.
+        unreadable_examples: key and reason of the first unreadable changes, at most 100.
     """
 
     received: int = 0
     filtered: int = 0
+    unreadable: int = 0
     written: int = 0
     older: int = 0
     missing: int = 0
     refused: int = 0
     restarts: int = 0
     refusals: list[str] = field(default_factory=list)
+    unreadable_examples: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
         return (
             f"{self.received} changes: {self.written} written, {self.older} older than the target's, "
-            f"{self.missing} missing, {self.filtered} filtered, {self.refused} refused"
+            f"{self.missing} missing, {self.filtered} filtered, {self.unreadable} unreadable, {self.refused} refused"
         )
 
 
@@ -238,17 +242,23 @@ class BucketReplication:
                 self._accept(await writer.finish(), under_way)
             if (window := await reader.take_window()) is None:
                 break
-            changes, filtered = self._selector.select_changes(
-                pa.Table.from_batches(window.batches) if window.batches else _NO_CHANGES
-            )
-            self.progress.received += len(changes) + filtered
-            self.progress.filtered += filtered
+            changes = self._select_changes(window)
             result = await (writer.submit(changes) if len(changes) else writer.finish())
             self._accept(result, under_way)
             under_way = window.positions
             if not len(changes):
                 self._accept(None, under_way)
         self._accept(await writer.finish(), under_way)
+
+    def _select_changes(self, window: ChangeWindow) -> pa.Table:
+        """Return the changes of a window that are replicated, and count the others."""
+        table = pa.Table.from_batches(window.batches) if window.batches else _NO_CHANGES
+        changes, left_out = self._selector.select_changes(table)
+        progress, unreadable = self.progress, self._selector.unreadable
+        progress.received += len(changes) + left_out
+        progress.filtered += left_out - (unreadable.count - progress.unreadable)
+        progress.unreadable, progress.unreadable_examples = unreadable.count, unreadable.examples
+        return changes
 
     def _accept(self, result: WindowResult | None, positions: dict[int, Position]) -> None:
         """Count the outcomes of a window, and acknowledge its positions.

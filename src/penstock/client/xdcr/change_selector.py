@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from penstock.client.documents.meta_requests import select_documents
 from penstock.client.documents.row_columns import RowColumns, find_collections
 from penstock.client.filters.change_filter import ChangeFilter
+from penstock.client.filters.unreadable_changes import UnreadableChanges
 from penstock.client.xdcr.collection_mapping import CollectionMapping
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.wire.columns.schema import Event
@@ -23,11 +24,15 @@ class ChangeSelector:
     Args:
         options: the options of the replication.
 
+    Attributes:
+        unreadable: the changes whose documents the filter could not read.
+
     Raises:
         UsageError: a filter or the mapping is invalid.
     """
 
     def __init__(self, options: XdcrOptions) -> None:
+        self.unreadable = UnreadableChanges()
         self._mapping = CollectionMapping.parse(options.mapping or ())
         self._filter = ChangeFilter(options.filter_key, options.filter_value)
         skipped = {Event.DELETION: options.skip_deletions, Event.EXPIRATION: options.skip_expirations}
@@ -41,6 +46,8 @@ class ChangeSelector:
     def select_changes(self, table: pa.Table) -> tuple[pa.Table, int]:
         """Return the changes to replicate, and the number of changes of documents that were left out.
 
+        Those that the filter cannot read are among them, and are added to `unreadable`.
+
         Args:
             table: changes, rollbacks and other events in CHANGE_SCHEMA.
         """
@@ -52,7 +59,9 @@ class ChangeSelector:
             chosen &= ~np.asarray(pc.is_in(documents["event"], value_set=self._skipped))
         documents = _take_rows(documents, np.flatnonzero(chosen))
         if not self._filter.is_everything:
-            documents = _take_rows(documents, np.flatnonzero(self._filter.match_rows(documents)))
+            chosen, reasons = self._filter.match_rows(documents)
+            self.unreadable.add(documents["key"], reasons)
+            documents = _take_rows(documents, np.flatnonzero(chosen))
         if not self._mapping.keeps_names and len(documents):
             documents = self._map_collections(documents)
         return documents, count - len(documents)

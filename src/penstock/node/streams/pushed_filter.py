@@ -1,7 +1,8 @@
 """A filter by key and value that a consumer has requested: the producer leaves out changes that do not match.
 
 The consumer applies the same filter, with the same code. So the producer sends a change that it cannot decide
-quickly: one with a large value. It also sends a value that contradicts its datatype.
+quickly: one with a large value. It also sends a value that contradicts its datatype, and a document that the filter
+cannot read: the consumer reports it.
 """
 
 from __future__ import annotations
@@ -95,5 +96,7 @@ class PushedFilter:
             rows = decode_columns(run, heads, self._context)
         except RemoteProtocolError:
             return found
-        found[small] = self._filter.match_rows(rows.filter(pa.array(small)))
+        matches, unreadable = self._filter.match_rows(rows.filter(pa.array(small)))
+        matches[list(unreadable)] = True  # the consumer counts them
+        found[small] = matches
         return found

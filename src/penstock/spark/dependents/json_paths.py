@@ -3,9 +3,9 @@
 A path is names joined by dots, `address.city`; a name that has a dot stands in backquotes. At an array, the path
 continues in each of its elements, so one document may have many values.
 
-Arrow's JSON reader parses whole chunks with a schema of only the path. It refuses a chunk with a document of another
-shape, a value of another type, or text that is not JSON. Then the halves of the chunk are tried, and at last `json`
-parses each document. Both readers accept only strict JSON and give the same values.
+json_batches parses whole chunks with a schema of only the path. It refuses a chunk with a document of another shape, or
+a value of another type. Then the halves of the chunk are tried, and at last each document is parsed alone. Both readers
+give the same values.
 """
 
 from __future__ import annotations
@@ -14,31 +14,24 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import reduce
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
-from penstock.spark.values.json_rows import WrittenFloat
-from penstock.spark.values.utf8 import is_utf8
+from penstock.spark.values.json_batches import find_safe, read_batch
+from penstock.wire.values.json_value import TooDeepJson, WrittenFloat, call_with_levels, parse_written_json
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
 """Documents, and about how many bytes, that are parsed at once; Arrow's reader takes at most 2 GiB."""
-MAX_BRACKETS = 1000
-"""Braces and brackets above which a document may be too deep for Arrow's reader, which would end the process."""
 SINGLE_ROWS = 16
 """A chunk of at most this size that Arrow refuses is read document by document."""
 
 _NAME = re.compile(r"`(?P<quoted>[^`]+)`|(?P<plain>[^`.\[\]]+)")
-_UNSAFE = r"\x00|[:,\[]\s*-?(?:NaN|Inf)"
-"""Arrow ends a text at a zero byte, and accepts NaN and Inf as numbers. A match inside a JSON string only costs time.
-"""
 
 
 def parse_path(text: str) -> tuple[str, ...]:
@@ -66,40 +59,18 @@ def parse_path(text: str) -> tuple[str, ...]:
     raise UsageError(f"the path is {text!r}; expected names joined by dots, such as address.city or `a.b`.c")
 
 
-def parse_json(value: bytes) -> Any:
-    """Return the content of a document.
-
-    Args:
-        value: the text of the document.
-
-    Returns:
-        Dicts, lists and plain values.
-
-    Raises:
-        ValueError: the text is not JSON (RFC 8259: neither NaN nor Infinity), or too deep.
-    """
-    try:
-        return _DECODER.decode(value.decode())
-    except RecursionError:
-        raise ValueError("nested too deeply") from None
-
-
-def _refuse_constant(text: str) -> None:
-    raise ValueError(f"{text} is not JSON")
-
-
-_DECODER = json.JSONDecoder(parse_float=WrittenFloat, parse_constant=_refuse_constant)
-
-
 def find_values(document: Any, names: tuple[str, ...]) -> Iterator[Any]:
     """Yield the values that a path reaches in a document: of arrays the elements at any depth, but no null."""
-    if isinstance(document, list):
-        for element in document:
-            yield from find_values(element, names)
-    elif names and isinstance(document, dict):
-        yield from find_values(document.get(names[0]), names[1:])
-    elif not names and document is not None:
-        yield document
+    waiting = [(document, 0)]
+    while waiting:
+        found, step = waiting.pop()
+        if isinstance(found, list):
+            waiting += [(element, step) for element in reversed(found)]
+        elif step == len(names):
+            if found is not None:
+                yield found
+        elif isinstance(found, dict):
+            waiting.append((found.get(names[step]), step + 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +104,8 @@ class ExtractedValues:
 def extract_values(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...], kind: ValueType) -> ExtractedValues:
     """Return the values that a path reaches in documents. Text that is not JSON has no values.
 
+    A document that is too deep to be read is a misfit itself.
+
     Args:
         documents: binary, null for no document.
         names: the path.
@@ -165,34 +138,16 @@ class DocumentChunk:
             return ExtractedValues.join([], self.kind)
         if self.documents.null_count:
             return self._extract_masked(pc.is_valid(self.documents))
-        unsafe = self._find_unsafe()
-        if unsafe is not None:
-            return self._extract_apart(unsafe)
-        # Arrow reads one document per line. In JSON a line end is only white space, and no string may hold one.
-        return self._extract_halves(pc.replace_substring(self.documents, b"\n", b" "))
+        safe = find_safe(self.documents, self.kind.unsafe)
+        if safe.true_count < len(safe):
+            return self._extract_apart(pc.invert(safe))
+        return self._extract_halves(self.documents)
 
     def _extract_masked(self, mask: pa.Array) -> ExtractedValues:
         """Return the values of the documents that `mask` selects."""
         rows = np.flatnonzero(mask)
         found = DocumentChunk(self.documents.take(pa.array(rows)), self.names, self.kind).extract()
         return ExtractedValues(rows[found.rows], found.values, found.misfits)
-
-    def _find_unsafe(self) -> pa.Array | None:
-        """Return a mask of the documents that Arrow must not get, None if there are none.
-
-        These are documents that Arrow would accept though they are not JSON, and documents that would end the process.
-        """
-        unsafe_texts = [_UNSAFE, self.kind.unsafe] if self.kind.unsafe else [_UNSAFE]
-        tests = [pc.match_substring_regex(self.documents, each) for each in unsafe_texts]
-        if pc.max(pc.binary_length(self.documents)).as_py() > MAX_BRACKETS:
-            opened = pc.add(pc.count_substring(self.documents, b"{"), pc.count_substring(self.documents, b"["))
-            tests.append(pc.greater(opened, MAX_BRACKETS))
-        try:
-            self.documents.cast(pa.string())
-        except pa.ArrowInvalid:
-            tests.append(pc.invert(is_utf8(self.documents)))
-        unsafe = reduce(pc.or_, tests)
-        return unsafe if unsafe.true_count else None
 
     def _extract_apart(self, unsafe: pa.Array) -> ExtractedValues:
         """Return the values of all documents; unsafe documents are read one by one and the others together."""
@@ -206,7 +161,7 @@ class DocumentChunk:
         return ExtractedValues(both.rows[order], both.values.take(pa.array(order)), both.misfits.take(pa.array(order)))
 
     def _extract_halves(self, documents: pa.Array) -> ExtractedValues:
-        """Return the values of safe documents without line ends, read together or in halves that Arrow accepts."""
+        """Return the values of safe documents, read together or in halves that Arrow accepts."""
         values = self._parse_together(documents)
         if values is not None:
             return values
@@ -218,32 +173,17 @@ class DocumentChunk:
         )
 
     def _parse_together(self, documents: pa.Array) -> ExtractedValues | None:
-        """Return the values that Arrow's reader finds, None if it refuses the documents.
-
-        Each document is a member of an object on a line of its own. A text that is empty or holds several documents is
-        refused, or changes the number of lines, which is checked.
-        """
+        """Return the values that Arrow's reader finds, None if it refuses the documents."""
         try:
-            # The schema must state how many arrays enclose the value. The first document decides; if others differ,
+            # The type must state how many arrays enclose the value. The first document decides; if others differ,
             # Arrow refuses the chunk.
-            depths = measure_depths(parse_json(documents[0].as_py()), self.names)
-            lines = pc.binary_join_element_wise(b'{"document":', documents, b"}\n", b"")
-            _, offsets, data = lines.buffers()
-            span = np.frombuffer(offsets, np.int32)[lines.offset : lines.offset + len(lines) + 1]
-            text = data.slice(int(span[0]), int(span[-1] - span[0]))
-            table = pa.json.read_json(
-                pa.BufferReader(text),
-                read_options=pa.json.ReadOptions(use_threads=False, block_size=text.size + 1),
-                parse_options=pa.json.ParseOptions(
-                    explicit_schema=_build_schema(self.names, depths, self.kind.parsed),
-                    unexpected_field_behavior="ignore",
-                ),
-            )
-        except (pa.ArrowInvalid, ValueError):
+            depths = measure_depths(parse_written_json(documents[0].as_py()), self.names)
+        except ValueError:
             return None
-        if table.num_rows != len(documents):
+        of = _build_type(self.names, depths, self.kind.parsed)
+        column = read_batch(documents, of, ignores_others=True)
+        if column is None:
             return None
-        column = table["document"].combine_chunks()
         rows, parsed = _flatten_column(column, np.arange(len(documents)), self.names, depths)
         values = self.kind.convert(parsed)
         if values is None:
@@ -256,10 +196,11 @@ class DocumentChunk:
         values: list[Any] = []
         for row, text in enumerate(documents.to_pylist()):
             try:
-                document = parse_json(text.replace(b"\n", b" "))
+                found = list(find_values(parse_written_json(text), self.names))
+            except TooDeepJson:
+                found = [text]  # bytes fit no type
             except ValueError:
                 continue
-            found = list(find_values(document, self.names))
             values += found
             rows += [row] * len(found)
         return self._fit_values(np.array(rows, np.int64), values)
@@ -270,9 +211,18 @@ class DocumentChunk:
         return ExtractedValues(rows, pa.array(fits, self.kind.type), pa.array(misfits, pa.string()))
 
 
+_ENCODER = json.JSONEncoder(ensure_ascii=False)
+
+
 def _shorten_json(value: Any) -> str:
-    text = json.dumps(value, ensure_ascii=False)[:MISFIT_CHARACTERS]
-    return text.encode(errors="replace").decode()
+    """Return the beginning of a value's JSON, with a number as it was written; or that of a document, as bytes."""
+    if isinstance(value, bytes):
+        text = value[:MISFIT_CHARACTERS].decode(errors="replace")
+    elif isinstance(value, WrittenFloat):
+        text = value.text
+    else:
+        text = call_with_levels(_ENCODER.encode, value)
+    return text[:MISFIT_CHARACTERS].encode(errors="replace").decode()
 
 
 def measure_depths(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
@@ -288,19 +238,21 @@ def measure_depths(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
     return tuple(depths)
 
 
-def _build_schema(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) -> pa.Schema:
+def _build_type(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) -> pa.DataType:
+    """Return the type of a document with only the path."""
     kind = leaf
-    for name, depth in zip((*names[::-1], "document"), depths[::-1], strict=True):
+    for name, depth in zip((*names[::-1], None), depths[::-1], strict=True):
         for _ in range(depth):
             kind = pa.list_(kind)
-        kind = pa.struct([(name, kind)])
-    return pa.schema(list(kind))
+        if name is not None:
+            kind = pa.struct([(name, kind)])
+    return kind
 
 
 def _flatten_column(
     column: pa.Array, rows: npt.NDArray[np.int64], names: tuple[str, ...], depths: tuple[int, ...]
 ) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the rows and the values that a path reaches in a column of `_build_schema`, without nulls."""
+    """Return the rows and the values that a path reaches in a column of `_build_type`, without nulls."""
     for name, depth in zip((None, *names), depths, strict=True):
         if name is not None:
             column = pc.struct_field(column, name)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable
@@ -17,9 +16,9 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
-from penstock.spark.values.json_rows import WrittenFloat
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
 from penstock.spark.values.json_types import MAX_DIGITS
+from penstock.wire.values.json_value import WrittenFloat, is_text, parse_written_json
 
 _DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)", re.IGNORECASE)
 
@@ -72,8 +71,8 @@ class ValueType:
         if self.parsed == pa.string():
             return text
         try:
-            found = json.loads(text, parse_float=WrittenFloat)
-        except (ValueError, RecursionError):
+            found = parse_written_json(text.encode(errors="replace"))
+        except ValueError:
             return text
         return text if found is None else found
 
@@ -126,13 +125,7 @@ def _convert_decimals(of: pa.Decimal128Type, column: pa.Array) -> pa.Array | Non
 
 
 def _fit_string(value: Any) -> str | None:
-    if not isinstance(value, str):
-        return None
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # half of a surrogate pair
-        return None
-    return value
+    return value if isinstance(value, str) and is_text(value) else None
 
 
 def _fit_double(value: Any) -> float | None:

@@ -13,8 +13,8 @@ elements that fit.
 end of a fraction do not count.
 - A value that is not a JSON object is in `rest` as it is. If it is not UTF-8, it is `{"_binary": "<base64>"}`.
 
-pyarrow.json parses whole batches. It fails at the first unexpected value, and accepts or drops some others silently. So
-batches that fail are halved until they are small. Python's own parser, which decides, reads small batches and
+The reader of penstock.wire.values.json_value decides which values are JSON. json_batches parses whole batches. It fails
+at the first unexpected value, so batches that fail are halved until they are small. json_rows reads small batches and
 suspicious rows one by one.
 """
 
@@ -29,13 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.json as pj
 
+from penstock.spark.values.json_batches import find_safe, read_batch
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
-from penstock.spark.values.json_rows import EXACT_INTEGERS, MAX_LEVELS, is_text, parse_rows, read_members
+from penstock.spark.values.json_rows import EXACT_INTEGERS, parse_rows
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
 from penstock.spark.values.json_types import as_struct, differences, format_type, from_ddl, map_fields, to_ddl
-from penstock.wire.values.json_value import is_utf8
+from penstock.wire.values.json_value import is_text, read_members
 
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "parse_fields", "to_ddl"]
 
@@ -45,12 +45,6 @@ SLICE_BYTES = 16 << 20
 """The most bytes that are parsed at once, except for a single larger value."""
 MIN_BATCH_VALUES = 64
 """Batches of so few values are not halved again, but parsed one by one."""
-MAX_OPENED = MAX_LEVELS
-"""The most braces and brackets of a value for pyarrow.json, which crashes on deep nesting."""
-
-_UNSAFE_CONSTANTS = r"[:,\[][ \t\r\n]*-?(?:NaN|Inf)"
-"""Numbers that are not JSON, but that pyarrow.json takes for numbers. A match inside a string only costs time."""
-
 MAX_TYPE_DEPTH = 64
 """Levels of an inferred type; deeper levels are left out."""
 
@@ -102,7 +96,8 @@ def infer(values: pa.Array) -> pa.Schema:
     """Return a schema that fits the JSON objects among the values, with fields in the order of first appearance.
 
     Whole numbers are BIGINT, others DOUBLE. Conflicting types become STRING. A field with only nulls, empty objects or
-    empty arrays has no type yet and is left out.
+    empty arrays has no type yet and is left out. Names that no column can have are left out too: empty ones, and those
+    with a zero character or half a surrogate pair. Of names that differ in case alone the first one counts.
     """
     return infer_all([values])
 
@@ -209,7 +204,7 @@ class _BatchReader:
 
     def parse_slice(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         """Return the fields and the rest of values."""
-        likely = self._find_likely(values)
+        likely = find_safe(values, UNSAFE_NUMBERS if _has_decimals(self.of) else "", beginnings="{")
         if likely.true_count == len(values):
             return self._parse_likely(values)
         apart = [self._parse_likely(values.filter(likely)), parse_rows(values.filter(pc.invert(likely)), self.of)]
@@ -217,19 +212,10 @@ class _BatchReader:
         columns, rest = (pa.concat_arrays(pair).take(pa.array(places)) for pair in zip(*apart, strict=True))
         return columns, rest
 
-    def _find_likely(self, values: pa.BinaryArray) -> pa.BooleanArray:
-        """Return the values that pyarrow.json may read, if it can."""
-        likely = _find_objects(values)
-        if _has_decimals(self.of):
-            likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, UNSAFE_NUMBERS)))
-        if not self.keeps_rest:
-            likely = pc.and_(likely, pc.invert(pc.match_substring_regex(values, _UNSAFE_CONSTANTS)))
-        return likely
-
     def _parse_likely(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         if len(values) <= MIN_BATCH_VALUES:
             return parse_rows(values, self.of)
-        read = _read_batch(values, self.of, ignores_others=not self.keeps_rest)
+        read = read_batch(values, _make_read_type(self.of), ignores_others=not self.keeps_rest)
         if read is None:
             half = len(values) // 2
             parts = [self._parse_likely(values.slice(0, half)), self._parse_likely(values.slice(half))]
@@ -247,48 +233,6 @@ class _BatchReader:
             pa.concat_arrays([columns, again]).take(places),
             pa.concat_arrays([pa.nulls(len(values), pa.string()), rest]).take(places),
         )
-
-
-def _find_objects(values: pa.BinaryArray) -> pa.BooleanArray:
-    """Return the values that start like an object and are not too deep."""
-    opened = pc.add(pc.count_substring(values, b"{"), pc.count_substring(values, b"["))
-    return pc.and_(pc.starts_with(values, b"{"), pc.less_equal(opened, MAX_OPENED))
-
-
-def _read_batch(
-    values: pa.BinaryArray, of: pa.StructType | None = None, *, ignores_others: bool = False
-) -> pa.Array | None:
-    """Return a row for each value as pyarrow.json reads it, with additional fields; None if it cannot read the values.
-
-    Each value becomes a line `{"d":value}`. A value that is not JSON can produce several rows, but never a part of
-    another line's row. The reason is that an object starts after the last brace of the line, which JSON allows at the
-    top only. So if there are as many rows as lines, each line has one row. The exception is a zero byte, which would
-    end the text early.
-    """
-    lines = pc.binary_join_element_wise(b'{"d":', values, b"}\n", b"")
-    data = lines.buffers()[2]
-    if _has_zero(data):
-        return None
-    try:
-        lines.cast(pa.string())  # pyarrow.json does not check that text is UTF-8
-        table = pj.read_json(
-            pa.BufferReader(data),
-            read_options=pj.ReadOptions(use_threads=False, block_size=max(1, data.size)),
-            parse_options=pj.ParseOptions(
-                explicit_schema=None if of is None else pa.schema([("d", _make_read_type(of))]),
-                unexpected_field_behavior="ignore" if ignores_others else "infer",
-            ),
-        )
-        table.validate()  # pyarrow.json reads arrays that start with nulls too short
-    except pa.ArrowInvalid:
-        return None
-    if table.num_rows != len(values) or table.column_names != ["d"]:
-        return None
-    return table["d"].combine_chunks()
-
-
-def _has_zero(data: pa.Buffer) -> bool:
-    return bool((np.frombuffer(data, np.uint8) == 0).any())
 
 
 def _make_read_type(of: pa.DataType) -> pa.DataType:
@@ -366,23 +310,23 @@ def _find_conversion(of: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
 
 
 def _infer_type(values: pa.BinaryArray) -> pa.DataType:
-    likely = _find_objects(values)
+    likely = find_safe(values, beginnings="{")
     if likely.true_count < len(values) or len(values) <= MIN_BATCH_VALUES:
         rows = values if len(values) <= MIN_BATCH_VALUES else values.filter(pc.invert(likely))
         found = _infer_one_by_one(rows)
         return found if len(values) <= MIN_BATCH_VALUES else _merge_types(_infer_type(values.filter(likely)), found)
-    read = _read_batch(values)
+    read = read_batch(values)
     if read is None:
         half = len(values) // 2
         return _merge_types(_infer_type(values.slice(0, half)), _infer_type(values.slice(half)))
-    return _read_times_as_text(read.type)
+    return _clean_type(read.type)
 
 
 def _infer_one_by_one(values: pa.BinaryArray) -> pa.DataType:
     found: pa.DataType = pa.struct([])
     for value in values.to_pylist():
-        members = read_members(value.decode("utf-8", "surrogateescape"))
-        if members is not None and is_utf8(value):
+        members = read_members(value)
+        if members is not None:
             found = _merge_types(found, _infer_members((each.name, each.value) for each in members))
     return found
 
@@ -390,10 +334,15 @@ def _infer_one_by_one(values: pa.BinaryArray) -> pa.DataType:
 def _infer_members(members: Iterable[tuple[str, Any]], depth: int = 0) -> pa.DataType:
     fields: dict[str, pa.DataType] = {}
     for name, value in members:
-        if is_text(name):
+        if _may_be_column(name):
             of = _infer_value(value, depth + 1)
             fields[name] = _merge_types(fields[name], of) if name in fields else of
     return pa.struct(list(fields.items()))
+
+
+def _may_be_column(name: str) -> bool:
+    """Return whether a field of this name can be a column: Arrow ends names at a zero, and DDL has no empty name."""
+    return bool(name) and "\0" not in name and is_text(name)
 
 
 def _infer_value(value: Any, depth: int) -> pa.DataType:
@@ -415,14 +364,14 @@ def _infer_value(value: Any, depth: int) -> pa.DataType:
     return pa.list_(found)
 
 
-def _read_times_as_text(of: pa.DataType, depth: int = 0) -> pa.DataType:
-    """Return the type with text for the times that pyarrow.json detects in text."""
+def _clean_type(of: pa.DataType, depth: int = 0) -> pa.DataType:
+    """Return a type of pyarrow.json with text for the times that it detects, and without names that are no columns."""
     if depth > MAX_TYPE_DEPTH:
         return pa.null()
     if pa.types.is_struct(of):
-        return pa.struct([(field.name, _read_times_as_text(field.type, depth + 1)) for field in of])
+        return pa.struct([(each.name, _clean_type(each.type, depth + 1)) for each in of if _may_be_column(each.name)])
     if pa.types.is_list(of):
-        return pa.list_(_read_times_as_text(of.value_type, depth + 1))
+        return pa.list_(_clean_type(of.value_type, depth + 1))
     return pa.string() if pa.types.is_temporal(of) else of
 
 
@@ -448,8 +397,11 @@ def _prune_type(of: pa.DataType) -> pa.DataType | None:
     if pa.types.is_null(of):
         return None
     if pa.types.is_struct(of):
-        fields = [(field.name, kept) for field in of if (kept := _prune_type(field.type)) is not None]
-        return pa.struct(fields) if fields else None
+        fields: dict[str, tuple[str, pa.DataType]] = {}
+        for field in of:
+            if (kept := _prune_type(field.type)) is not None:
+                fields.setdefault(field.name.lower(), (field.name, kept))  # Spark compares names without case
+        return pa.struct(list(fields.values())) if fields else None
     if pa.types.is_list(of):
         kept = _prune_type(of.value_type)
         return None if kept is None else pa.list_(kept)

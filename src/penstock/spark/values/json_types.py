@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 import pyarrow as pa
 
@@ -80,6 +81,25 @@ def map_fields(of: pa.StructType | pa.Schema) -> dict[str, pa.DataType]:
     return fields
 
 
+def make_column_names(fields: pa.Schema, taken: Iterable[str]) -> list[str]:
+    """Return a name for each field's column: its own, with underscores behind it if another column has the name.
+
+    Spark compares the names of columns without case.
+
+    Args:
+        fields: the fields.
+        taken: the names of other columns.
+    """
+    used = {name.lower() for name in taken}
+    names: list[str] = []
+    for name in fields.names:
+        while name.lower() in used:
+            name += "_"
+        used.add(name.lower())
+        names.append(name)
+    return names
+
+
 def format_type(of: pa.DataType) -> str:
     """Return a type as Spark's DDL."""
     if pa.types.is_struct(of):
@@ -148,6 +168,8 @@ class _DdlReader:
             name = self._peek()
             if not re.fullmatch(r"`.+`|\w+", name, re.DOTALL):
                 raise self._make_error("a field's name")
+            if "\0" in name:
+                raise self._make_error("a name without a zero character")
             self._at += 1
             if self._peek() == ":":
                 self._at += 1

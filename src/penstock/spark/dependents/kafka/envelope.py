@@ -13,6 +13,7 @@ from penstock.spark.dependents.kafka.document_events import DocumentEvent, Docum
 from penstock.version import __version__
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import unsigned64
+from penstock.wire.values.json_value import detect_json
 
 __all__ = ["EventEncoder", "name_collection"]
 
@@ -168,20 +169,12 @@ def _encode_value(value: bytes | None) -> tuple[Raw | UnsetType | None, str | Un
     """Return the value as JSON, or in base64 if it is no JSON."""
     if value is None:
         return None, UNSET
-    return (Raw(value), UNSET) if _is_json(value) else (UNSET, _encode_base64(value))
+    return (Raw(value), UNSET) if detect_json(value) else (UNSET, _encode_base64(value))
 
 
 def _encode_attribute(value: bytes) -> Raw:
     # Servers store only JSON in extended attributes.
-    return Raw(value if _is_json(value) else msgspec.json.encode(_encode_base64(value)))
-
-
-def _is_json(value: bytes) -> bool:
-    try:
-        msgspec.json.decode(value)
-    except (ValueError, RecursionError):
-        return False
-    return True
+    return Raw(value if detect_json(value) else msgspec.json.encode(_encode_base64(value)))
 
 
 def _encode_base64(data: bytes) -> str:

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, refuse_missing_index, validate_name
-from penstock.spark.dependents.json_paths import find_values, parse_json, parse_path
+from penstock.spark.dependents.json_paths import find_values, parse_path
 from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.lake.changelog.changelog_delta import CONTENT_SCHEMA, ChangelogDelta, RangeDelta
 from penstock.spark.lake.changelog.merge_rules import IDENTITY, read_keys, to_documents
@@ -27,6 +27,7 @@ from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.local_copy import LocalCopy
 from penstock.spark.storage.object_path import LakePath, ObjectPath
+from penstock.wire.values.json_value import parse_json
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -298,17 +299,8 @@ class FullText:
             documents = to_documents(changes.slice(start, CHUNK_ROWS))
             rows = documents.select(columns).add_column(2, "key", read_keys(documents))
             for *head, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
-                if text := self._extract_text(value):
+                if text := extract_text(value or b"", self._names):
                     yield (*head, text)
-
-    def _extract_text(self, value: bytes | None) -> str:
-        try:
-            document = parse_json(value or b"")
-        except ValueError:
-            return ""
-        found = (text for names in self._names for each in find_values(document, names) for text in _find_strings(each))
-        # SQLite refuses half of a surrogate pair, and its functions end a text at a zero character.
-        return SEPARATOR.join(found).encode(errors="replace").decode().replace("\0", " ")
 
     @contextmanager
     def _connect(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -334,13 +326,26 @@ class FullText:
             raise Error(f"{self.path}: {error}") from error
 
 
+def extract_text(value: bytes, paths: Sequence[tuple[str, ...]]) -> str:
+    """Return the strings that paths reach in a document, with separators; empty for a value that is not JSON."""
+    try:
+        document = parse_json(value)
+    except ValueError:
+        return ""
+    found = (text for names in paths for each in find_values(document, names) for text in _find_strings(each))
+    # SQLite refuses half of a surrogate pair, and its functions end a text at a zero character.
+    return SEPARATOR.join(found).encode(errors="replace").decode().replace("\0", " ")
+
+
 def _find_strings(value: Any) -> Iterator[str]:
     """Yield all strings in parsed JSON, in their order; names of fields are left out."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, list | dict):
-        for inner in value if isinstance(value, list) else value.values():
-            yield from _find_strings(inner)
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, list | dict):
+            waiting += reversed(found if isinstance(found, list) else found.values())
 
 
 def _remove_outdated(connection: sqlite3.Connection, delta: RangeDelta) -> int:

@@ -29,6 +29,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.source.offsets import Offset
 from penstock.spark.values.json_columns import from_ddl, infer_all, parse
+from penstock.spark.values.json_types import make_column_names
 from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
@@ -248,12 +249,6 @@ def _resolve_fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) 
 
 def _name_columns(fields: pa.Schema) -> pa.Schema:
     """Return the columns of a view, with unique names."""
-    columns = [CURRENT_COLUMNS.field(name) for name in KEY_COLUMNS]
-    taken = {*KEY_COLUMNS, REST}
-    for field in fields:
-        name = field.name
-        while name.lower() in taken:  # Spark compares column names without case
-            name += "_"
-        taken.add(name.lower())
-        columns.append(pa.field(name, field.type))
-    return pa.schema([*columns, pa.field(REST, pa.string())])
+    names = make_column_names(fields, (*KEY_COLUMNS, REST))
+    columns = [pa.field(name, field.type) for name, field in zip(names, fields, strict=True)]
+    return pa.schema([*(CURRENT_COLUMNS.field(name) for name in KEY_COLUMNS), *columns, pa.field(REST, pa.string())])

@@ -14,7 +14,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from penstock.errors import UsageError
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.transform.transform_frame import apply_transform
-from penstock.spark.values.json_types import from_ddl
+from penstock.spark.values.json_types import from_ddl, make_column_names
 from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
@@ -93,7 +93,7 @@ def _flatten_values(frame: DataFrame, value_schema: str) -> DataFrame:
     # The struct keeps fields apart from a change's columns of that name.
     changes = frame.select(F.struct(*CHANGE_SCHEMA.names).alias(CHANGE))
     fields = from_ddl(value_schema)
-    return select_fields(changes, [CHANGE], f"{CHANGE}.value", fields, fields.names)
+    return select_fields(changes, [CHANGE], f"{CHANGE}.value", fields, make_column_names(fields, [CHANGE]))
 
 
 def _apply_filter(frame: DataFrame, where: str, value_schema: str) -> DataFrame:

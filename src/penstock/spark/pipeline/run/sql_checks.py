@@ -13,7 +13,7 @@ from penstock.spark.pipeline.definition.definition import PipelineDefinition
 from penstock.spark.pipeline.run.changelog_rows import CHANGE, describe_filter_error
 from penstock.spark.runtime.sql_analyzer import SqlAnalyzer, open_analyzer
 from penstock.spark.source.source_options import INFERRED
-from penstock.spark.values.json_types import as_struct, format_type, from_ddl
+from penstock.spark.values.json_types import format_type, from_ddl, make_column_names
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["check_sql", "find_sql_errors"]
@@ -62,8 +62,9 @@ def find_sql_errors(definition: PipelineDefinition, analyzer: SqlAnalyzer) -> It
 
 def _write_filter_relation(value_schema: str) -> str:
     """Return a query with the columns that a filter has."""
-    fields = format_type(as_struct(from_ddl(value_schema)))
-    columns = f"CAST(NULL AS {fields}) AS _value, CAST(NULL AS {_write_struct(CHANGE_SCHEMA)}) AS {CHANGE}"
+    fields = from_ddl(value_schema)
+    named = pa.struct(list(zip(make_column_names(fields, [CHANGE]), fields.types, strict=True)))
+    columns = f"CAST(NULL AS {format_type(named)}) AS _value, CAST(NULL AS {_write_struct(CHANGE_SCHEMA)}) AS {CHANGE}"
     return f"SELECT {CHANGE}, _value.* FROM (SELECT {columns})"
 
 
