@@ -18,10 +18,14 @@ from pyspark.sql import SparkSession
 from penstock.cli.base.json_lines import LoadedDocument, read_documents
 from penstock.client.dumps.json_changes import read_json_lines, write_json_rows
 from penstock.client.filters.value_filter import FilterDocument, ValueFilter
+from penstock.errors import UsageError
+from penstock.spark import Lake
+from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.json_paths import extract_values
 from penstock.spark.dependents.kafka.document_events import DocumentEvent, DocumentVersion, EventOperation
 from penstock.spark.dependents.kafka.envelope import EventEncoder
-from penstock.spark.dependents.kinds.fulltext import extract_text
+from penstock.spark.dependents.kinds.fulltext import FullText, extract_text
+from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.value_types import VALUE_TYPES
 from penstock.spark.pipeline.run.changelog_rows import select_matches
 from penstock.spark.values.json_columns import from_ddl, infer, parse, parse_fields, to_ddl
@@ -34,6 +38,7 @@ from penstock.wire.values.json_value import (
     parse_written_json,
     read_members,
 )
+from tests.spark.lakes import append, row
 
 
 def keep(field: str) -> bytes:
@@ -463,6 +468,12 @@ def test_names_survive_ddl(name: str) -> None:
     assert (columns.to_pylist(), rest.to_pylist()) == ([json.loads(document)], [None])
 
 
+@pytest.mark.parametrize("ddl", ["`` INT", "`a\0b` INT", "a STRUCT<`\ud800`: INT>"])
+def test_schema_with_a_name_that_no_column_can_have_is_refused(ddl: str) -> None:
+    with pytest.raises(UsageError, match="was expected"):
+        from_ddl(ddl)
+
+
 def test_dump_keeps_each_value() -> None:
     values = [value for table in TABLES.values() for value in table.values()]
     changes = [Change(1, 1, seqno + 1, key=b"k%d" % seqno, value=value) for seqno, value in enumerate(values)]
@@ -480,6 +491,35 @@ def test_condition_of_a_pipeline_reads_each_document(spark: SparkSession) -> Non
     fields = to_ddl(infer(to_array(values)))
     found = select_matches(frame, "s = 'keep' AND _change.key IS NOT NULL AND _change_ IS DISTINCT FROM 3", fields)
     assert sorted(row["value"] for row in found.collect()) == sorted(DOCUMENTS.values())
+
+
+@pytest.mark.spark
+def test_odd_documents_end_neither_views_nor_indexes_of_a_lake(lake: Lake, spark: SparkSession) -> None:
+    values = {f"{table} {name}": value for table in TABLES for name, value in TABLES[table].items()}
+    append(
+        lake,
+        0,
+        [row(number % 8, number + 1, name.encode(), value) for number, (name, value) in enumerate(values.items())],
+    )
+    expected = {f"documents {name}" for name in DOCUMENTS}
+
+    def find_kept(rows: pa.Table) -> set[str]:
+        assert rows.num_rows == len(values)
+        return {
+            name for name, kept in zip(rows["key"].to_pylist(), rows["s"].to_pylist(), strict=True) if kept == "keep"
+        }
+
+    assert find_kept(lake.json_view()) == expected
+    assert find_kept(lake.json_frame(spark).toArrow()) == expected
+    lake.create_tables(spark, "odd")
+    assert find_kept(spark.sql("SELECT * FROM odd_json").toArrow()) == expected
+    index, words = SecondaryIndex(lake, "by_s", "s", "string"), FullText(lake, "words", ["s"])
+    for each in (index, words):
+        catch_up(each, lake)
+    assert set(index.lookup("keep")["key"].to_pylist()) == expected
+    assert set(words.search("keep", limit=1000)["key"].to_pylist()) == expected
+    misfits = {name for name in index.misfits()["key"].to_pylist() if name.startswith("too deep")}
+    assert misfits == {f"too deep {name}" for name in TOO_DEEP}
 
 
 # Any values

@@ -145,7 +145,7 @@ def test_paths_are_parsed(text, names):
     assert parse_path(text) == names
 
 
-@pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a[0]", "`a", "``", "a`b`"])
+@pytest.mark.parametrize("text", ["", ".", "a.", ".a", "a..b", "a[0]", "`a", "``", "a`b`", "a\0b", "a.`\0`", "\ud800"])
 def test_invalid_paths_are_refused(text):
     with pytest.raises(UsageError, match="expected names joined by dots"):
         parse_path(text)

@@ -24,6 +24,7 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
 from penstock.spark.values.json_batches import find_safe, read_batch
+from penstock.spark.values.json_types import may_be_column
 from penstock.wire.values.json_value import TooDeepJson, WrittenFloat, call_with_levels, parse_written_json
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
@@ -48,7 +49,7 @@ def parse_path(text: str) -> tuple[str, ...]:
     """
     names: list[str] = []
     at = 0
-    while match := _NAME.match(text, at):
+    while (match := _NAME.match(text, at)) and may_be_column(match["quoted"] or match["plain"]):
         names.append(match["quoted"] or match["plain"])
         at = match.end()
         if at == len(text):

@@ -34,8 +34,16 @@ from penstock.spark.values.json_batches import find_safe, read_batch
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
 from penstock.spark.values.json_rows import EXACT_INTEGERS, parse_rows
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
-from penstock.spark.values.json_types import as_struct, differences, format_type, from_ddl, map_fields, to_ddl
-from penstock.wire.values.json_value import is_text, read_members
+from penstock.spark.values.json_types import (
+    as_struct,
+    differences,
+    format_type,
+    from_ddl,
+    map_fields,
+    may_be_column,
+    to_ddl,
+)
+from penstock.wire.values.json_value import read_members
 
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "parse_fields", "to_ddl"]
 
@@ -334,15 +342,10 @@ def _infer_one_by_one(values: pa.BinaryArray) -> pa.DataType:
 def _infer_members(members: Iterable[tuple[str, Any]], depth: int = 0) -> pa.DataType:
     fields: dict[str, pa.DataType] = {}
     for name, value in members:
-        if _may_be_column(name):
+        if may_be_column(name):
             of = _infer_value(value, depth + 1)
             fields[name] = _merge_types(fields[name], of) if name in fields else of
     return pa.struct(list(fields.items()))
-
-
-def _may_be_column(name: str) -> bool:
-    """Return whether a field of this name can be a column: Arrow ends names at a zero, and DDL has no empty name."""
-    return bool(name) and "\0" not in name and is_text(name)
 
 
 def _infer_value(value: Any, depth: int) -> pa.DataType:
@@ -369,7 +372,7 @@ def _clean_type(of: pa.DataType, depth: int = 0) -> pa.DataType:
     if depth > MAX_TYPE_DEPTH:
         return pa.null()
     if pa.types.is_struct(of):
-        return pa.struct([(each.name, _clean_type(each.type, depth + 1)) for each in of if _may_be_column(each.name)])
+        return pa.struct([(each.name, _clean_type(each.type, depth + 1)) for each in of if may_be_column(each.name)])
     if pa.types.is_list(of):
         return pa.list_(_clean_type(of.value_type, depth + 1))
     return pa.string() if pa.types.is_temporal(of) else of

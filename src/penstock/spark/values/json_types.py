@@ -9,6 +9,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.spark.values.json_times import DATE, TIMESTAMP
+from penstock.wire.values.json_value import is_text
 
 TYPES = {
     "BOOLEAN": pa.bool_(),
@@ -79,6 +80,11 @@ def map_fields(of: pa.StructType | pa.Schema) -> dict[str, pa.DataType]:
     if len(fields) < len(of):
         raise UsageError(f"fields {', '.join(field.name for field in of)}; expected each name once")
     return fields
+
+
+def may_be_column(name: str) -> bool:
+    """Return whether a field of this name can be a column: Arrow ends names at a zero, and DDL has no empty name."""
+    return bool(name) and "\0" not in name and is_text(name)
 
 
 def make_column_names(fields: pa.Schema, taken: Iterable[str]) -> list[str]:
@@ -168,8 +174,8 @@ class _DdlReader:
             name = self._peek()
             if not re.fullmatch(r"`.+`|\w+", name, re.DOTALL):
                 raise self._make_error("a field's name")
-            if "\0" in name:
-                raise self._make_error("a name without a zero character")
+            if not may_be_column(name):
+                raise self._make_error("a name without zero characters and halves of surrogate pairs")
             self._at += 1
             if self._peek() == ":":
                 self._at += 1
