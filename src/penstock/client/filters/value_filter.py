@@ -181,11 +181,16 @@ def _evaluate(node: Node, documents: Sequence[_Root], reasons: dict[int, str]) -
         return _TRUE - _evaluate(node.part, documents, reasons)
     fields = [_find_field(document, node.path) for document in documents]
     truths = _test_fields(node, fields).astype(np.int8) * np.int8(_TRUE)
+    reads_value = not isinstance(node, FieldTest)
     for place, field in enumerate(fields):
-        reason = _describe_unknown(node, field)
-        if reason is not None:
-            truths[place] = _UNKNOWN
-            reasons.setdefault(place, reason)
+        if isinstance(field, _Unread):
+            reason = field.reason
+        elif reads_value and (oddness := describe_oddness(field)) is not None:
+            reason = f"{format_path(node.path)} is {oddness}"
+        else:
+            continue
+        truths[place] = _UNKNOWN
+        reasons.setdefault(place, reason)
     return truths
 
 
@@ -193,7 +198,7 @@ def _test_fields(node: Test, fields: list[Any]) -> Bools:
     """Return whether a test is true for each value of its field, if it is known."""
     match node:
         case RegexTest():
-            matched = pc.match_substring_regex(pa.array(map(_to_text, fields), pa.string()), node.pattern)
+            matched = pc.match_substring_regex(pa.array([_to_text(each) for each in fields], pa.string()), node.pattern)
             return np.asarray(matched.fill_null(False))
         case FieldTest():
             test = _STATES[node.state]
@@ -202,25 +207,16 @@ def _test_fields(node: Test, fields: list[Any]) -> Bools:
     return np.fromiter(map(test, fields), bool, len(fields))
 
 
-def _describe_unknown(node: Test, field: Any) -> str | None:
-    """Return why a test of a field is neither true nor false; None if it is known."""
-    if isinstance(field, _Unread):
-        return field.reason
-    oddness = None if isinstance(node, FieldTest) else describe_oddness(field)
-    return None if oddness is None else f"{format_path(node.path)} is {oddness}"
-
-
 def _find_field(root: _Root, path: PathSteps) -> Any:
     found: Any = root.value
     for step in path:
         if isinstance(step, MetaField):
             found = root.metadata.get(step, _MISSING)
             continue
-        if isinstance(found, _Unread):
-            return found
+        if not isinstance(found, dict if isinstance(step, str) else list):
+            return found if isinstance(found, _Unread) else _MISSING
         try:
-            fits = isinstance(found, dict if isinstance(step, str) else list)
-            found = found[step] if fits else _MISSING
+            found = found[step]
         except LookupError:
             return _MISSING
     return found
@@ -239,13 +235,16 @@ def _make_comparison(node: Comparison) -> Callable[[Any], bool]:
     return lambda found: _get_kind(found) is kind and compare(found, literal)
 
 
+_NUMBERS: Final = (int, float)
+
+
 def _get_kind(value: Any) -> type | None:
     """Return the JSON type of a value; None for null, objects, arrays and missing fields."""
+    if isinstance(value, str):
+        return str
     if isinstance(value, bool):
         return bool
-    if isinstance(value, int | float):
-        return float
-    return str if isinstance(value, str) else None
+    return float if isinstance(value, _NUMBERS) else None
 
 
 def _to_text(value: Any) -> str | None:

@@ -107,7 +107,7 @@ def detect_json(value: bytes) -> int:
     """Return the bit Datatype.JSON for a JSON document, 0 for any other value."""
     if not value or value[0] not in _BEGINNINGS:
         return 0
-    if _locate is not None and (len(value) > _LARGE or _may_be_deep(value)):
+    if _locate is not None and len(value) > MAX_LEVELS and (len(value) > _LARGE or _may_be_deep(value)):
         return _JSON if 0 <= _locate(value, b"", b"")[0] <= MAX_LEVELS else 0
     try:
         _read_levels(value, _check_syntax)
@@ -129,10 +129,10 @@ def parse_json(value: bytes) -> Any:
         ValueError: the value is not JSON.
     """
     try:
-        return _read_levels(_check_beginning(value), _parse_quickly)
+        return _parse_quickly(value) if len(value) <= MAX_LEVELS else _read_levels(value, _parse_quickly)
     except TooDeepJson:
         raise
-    except ValueError:  # not JSON, or JSON with an odd value
+    except (ValueError, RecursionError):  # not JSON, or JSON with an odd value, or read from a deep stack
         return parse_written_json(value)
 
 
@@ -146,7 +146,7 @@ def parse_written_json(value: bytes) -> Any:
         TooDeepJson: the document has more than MAX_LEVELS levels.
         ValueError: the value is not JSON.
     """
-    return _read_levels(_check_beginning(value), _parse_exactly)
+    return _read_levels(value, _parse_exactly)
 
 
 def read_members(value: bytes) -> list[Member] | None:
@@ -171,10 +171,9 @@ def read_object(written: str) -> list[Member]:
 def describe_oddness(value: Any) -> str | None:
     """Return why a value of a document is odd; None for a usual value. Arrays and objects are never odd themselves."""
     if isinstance(value, str):
-        return None if is_text(value) else "a text with half a surrogate pair"
-    if isinstance(value, int | float) and abs(value) > _MAX_INTEGER:
-        return "a number beyond the range of a double"
-    return None
+        return None if value.isascii() or is_text(value) else "a text with half a surrogate pair"
+    is_beyond = math.isinf(value) if isinstance(value, float) else isinstance(value, int) and abs(value) > _MAX_INTEGER
+    return "a number beyond the range of a double" if is_beyond else None
 
 
 def is_text(value: str) -> bool:
@@ -196,12 +195,6 @@ def is_utf8(value: bytes) -> bool:
 
 
 # Syntax
-
-
-def _check_beginning(value: bytes) -> bytes:
-    if not value or value[0] not in _BEGINNINGS:
-        raise ValueError("not JSON")
-    return value
 
 
 _check_syntax = Decoder(Raw).decode
@@ -317,9 +310,12 @@ def _read_levels(value: bytes, read: Callable[[bytes], T]) -> T:
     Raises:
         TooDeepJson: the document has more than MAX_LEVELS levels.
     """
-    if _may_be_deep(value) and _measure_levels(value) > MAX_LEVELS:
-        raise TooDeepJson
-    return call_with_levels(read, value)
+    if len(value) > MAX_LEVELS and _may_be_deep(value) and _measure_levels(value) > MAX_LEVELS:
+        raise TooDeepJson if value[0] in _BEGINNINGS else ValueError("not JSON")
+    try:
+        return read(value)
+    except RecursionError:
+        return call_with_levels(read, value)
 
 
 def call_with_levels(function: Callable[[S], T], content: S) -> T:
@@ -344,7 +340,7 @@ _RECURSION_LIMIT: Final = 6 * MAX_LEVELS
 
 
 def _may_be_deep(value: bytes) -> bool:
-    return len(value) > MAX_LEVELS and value.count(b"{") + value.count(b"[") > MAX_LEVELS
+    return value.count(b"{") + value.count(b"[") > MAX_LEVELS
 
 
 _STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
