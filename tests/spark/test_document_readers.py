@@ -150,6 +150,7 @@ NOT_JSON = {
         )
     },
     "comma at the end": b'{"s":"keep",}',
+    "string without an end": b"[" * 2000 + b'"' + b'\\"' * 200_000,
     "not closed": b'{"s":"keep"',
     "closed twice": b'{"s":"keep"}}',
     "two documents": b'{"s":"keep"}{"s":"keep"}',
@@ -375,6 +376,32 @@ def test_odd_field_is_null_in_its_column_and_in_the_rest(odd: OddField, crowd: i
     columns, rest = parse(to_array(values), from_ddl(f"s STRING, n {odd.kind.upper()}"))
     assert columns[crowd].as_py() == {"s": "keep", "n": None}
     assert rest[crowd].as_py() == f'{{"n":{odd.written}}}'
+
+
+TYPES = [
+    "BOOLEAN",
+    "TINYINT",
+    "BIGINT",
+    "FLOAT",
+    "DOUBLE",
+    "STRING",
+    "DATE",
+    "TIMESTAMP",
+    "DECIMAL(38, 2)",
+    "DECIMAL(1, 1)",
+]
+
+
+@crowds
+@pytest.mark.parametrize("kind", [*TYPES, "ARRAY<DECIMAL(38, 10)>", "STRUCT<y: STRING>", "ARRAY<STRUCT<y: DOUBLE>>"])
+def test_columns_of_any_type_leave_other_fields_alone(kind: str, crowd: int) -> None:
+    values = [*PLAIN[:crowd], *DOCUMENTS.values(), *PLAIN[:crowd]]
+    columns, rest = parse(to_array(values), from_ddl(f"x {kind}, s STRING"))
+    assert set(columns.field("s").to_pylist()) == {"keep"}
+    for value, found, left in zip(values, columns.field("x").to_pylist(), rest.to_pylist(), strict=True):
+        last = {each.name: each for each in read_members(value) or ()}
+        if "x" in last and last["x"].value is not None and found is None:
+            assert last["x"].written in left
 
 
 @crowds

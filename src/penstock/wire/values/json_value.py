@@ -343,16 +343,17 @@ def _may_be_deep(value: bytes) -> bool:
     return value.count(b"{") + value.count(b"[") > MAX_LEVELS
 
 
-_STRINGS = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
+_STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
+"""A string of JSON, or the rest of the text if it does not end: so each byte is read once."""
 _OTHER_BYTES = bytes(set(range(256)) - set(b"{}[]"))
 _STEPS = np.zeros(256, np.int8)
 _STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 
 
 def _measure_levels(value: bytes) -> int:
-    """Return how many levels of arrays and objects JSON text has; of other text how many brackets are open at once."""
-    if _locate is not None and 0 <= (levels := _locate(value, b"", b"")[0]) <= MAX_LEVELS:
-        return int(levels)
+    """Return how many levels of arrays and objects JSON text has, or a number above MAX_LEVELS; any for other text."""
+    if _locate is not None:
+        return int(_locate(value, b"", b"")[0])
     brackets = _STRINGS.sub(b"", value).translate(None, _OTHER_BYTES)
-    depths = np.cumsum(_STEPS[np.frombuffer(brackets, np.uint8)], dtype=np.int64)
+    depths = np.cumsum(_STEPS[np.frombuffer(brackets, np.uint8)], dtype=np.int32)
     return int(depths.max(initial=0))
