@@ -70,6 +70,18 @@ def test_rows_match_by_key_and_by_value_and_other_events_pass():
     assert ChangeFilter().select_changes(everything, UnreadableChanges()) is everything
 
 
+def test_unreadable_changes_are_counted_and_the_first_are_named():
+    rows = [Change(1, 1, seqno, key=b"k%d" % seqno, value=b'{"n":1e400}') for seqno in range(1, 151)]
+    earlier, later = UnreadableChanges(), UnreadableChanges()
+    only = ChangeFilter(None, "n > 1")
+    assert only.select_changes(rows, earlier) == []
+    assert only.select_changes(make_batch(rows[:2]), later).num_rows == 0
+    assert (earlier.count, len(earlier.examples), later.count) == (150, 100, 2)
+    assert later.examples[1] == "key b'k2': n is a number beyond the range of a double"
+    later.continue_from(earlier)
+    assert (later.count, later.examples) == (152, earlier.examples)
+
+
 @pytest.mark.parametrize("protocol", DIALECTS)
 def test_stream_has_only_matching_changes(url, protocol):
     async def main(bucket):
