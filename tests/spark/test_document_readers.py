@@ -484,9 +484,22 @@ def test_names_that_no_column_can_have_stay_in_the_rest(crowd: int) -> None:
     )
 
 
-@pytest.mark.parametrize(
-    "name", ["a.b", "`", "``x`", "a b", " ", "\n", '"', "ä\u2028", "n" * 70_000, ":", "STRUCT<", "1"]
-)
+@pytest.mark.parametrize("times", [1, 100])
+def test_most_frequent_of_names_that_differ_in_case_is_the_column(times: int) -> None:
+    """One odd document does not take the column of all others."""
+    odd = b'{"Name":1,"o":[{"N":"x"}],"x":1e400}'
+    usual = [b'{"name":"x","o":[{"n":1}]}', b'{"name":"y","o":[{"n":2},{"n":3}]}']
+    for values in ([odd, *usual * times], [*usual * times, odd], [*usual * times, odd, *usual * times]):
+        schema = infer(to_array(values))
+        assert {"`name` STRING", "`o` ARRAY<STRUCT<n: BIGINT>>"} <= set(to_ddl(schema).split(", "))
+        _, rest = parse(to_array([odd]), schema)
+        assert json.loads(rest[0].as_py()).keys() >= {"Name", "o"}
+
+
+NAMES = ["a.b", "`", "``x`", "a b", " ", "\n", '"', "ä\u2028", "n" * 70_000, ":", "STRUCT<", "1"]
+
+
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: repr(name[:10]))
 def test_names_survive_ddl(name: str) -> None:
     document = json.dumps({name: 1, "o": {name: ["x"]}}).encode()
     schema = infer(to_array([document]))

@@ -20,6 +20,7 @@ suspicious rows one by one.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -48,6 +49,8 @@ from penstock.wire.values.json_value import read_members
 __all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "parse_fields", "to_ddl"]
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Counts: TypeAlias = Counter[tuple[str, ...]]
+"""Names of a field and of those around it -> how many values the field has."""
 
 SLICE_BYTES = 16 << 20
 """The most bytes that are parsed at once, except for a single larger value."""
@@ -105,7 +108,7 @@ def infer(values: pa.Array) -> pa.Schema:
 
     Whole numbers are BIGINT, others DOUBLE. Conflicting types become STRING. A field with only nulls, empty objects or
     empty arrays has no type yet and is left out. Names that no column can have are left out too: empty ones, and those
-    with a zero character or half a surrogate pair. Of names that differ in case alone the first one counts.
+    with a zero character or half a surrogate pair. Of names that differ in case alone the most frequent one stays.
     """
     return infer_all([values])
 
@@ -113,10 +116,11 @@ def infer(values: pa.Array) -> pa.Schema:
 def infer_all(parts: Iterable[pa.Array]) -> pa.Schema:
     """Return the schema for the values of several arrays, as `infer` does."""
     found: pa.DataType = pa.struct([])
+    counts: Counts = Counter()
     for values in parts:
         for part in _slice_values(values.cast(pa.binary()).drop_null()):
-            found = _merge_types(found, _infer_type(part))
-    return pa.schema(_prune_type(found) or pa.struct([]))
+            found = _merge_types(found, _infer_type(part, counts))
+    return pa.schema(_prune_type(found, counts) or pa.struct([]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,38 +321,44 @@ def _find_conversion(of: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
 # Types of documents
 
 
-def _infer_type(values: pa.BinaryArray) -> pa.DataType:
+def _infer_type(values: pa.BinaryArray, counts: Counts) -> pa.DataType:
+    """Return the type of documents, and add the values of their fields to the counts."""
     likely = find_safe(values, beginnings="{")
     if likely.true_count < len(values) or len(values) <= MIN_BATCH_VALUES:
         rows = values if len(values) <= MIN_BATCH_VALUES else values.filter(pc.invert(likely))
-        found = _infer_one_by_one(rows)
-        return found if len(values) <= MIN_BATCH_VALUES else _merge_types(_infer_type(values.filter(likely)), found)
+        found = _infer_one_by_one(rows, counts)
+        if len(values) <= MIN_BATCH_VALUES:
+            return found
+        return _merge_types(_infer_type(values.filter(likely), counts), found)
     read = read_batch(values)
     if read is None:
         half = len(values) // 2
-        return _merge_types(_infer_type(values.slice(0, half)), _infer_type(values.slice(half)))
-    return _clean_type(read.type)
+        return _merge_types(_infer_type(values.slice(0, half), counts), _infer_type(values.slice(half), counts))
+    return _infer_column(read, (), counts)
 
 
-def _infer_one_by_one(values: pa.BinaryArray) -> pa.DataType:
+def _infer_one_by_one(values: pa.BinaryArray, counts: Counts) -> pa.DataType:
     found: pa.DataType = pa.struct([])
     for value in values.to_pylist():
         members = read_members(value)
         if members is not None:
-            found = _merge_types(found, _infer_members((each.name, each.value) for each in members))
+            found = _merge_types(found, _infer_members([(each.name, each.value) for each in members], (), counts))
     return found
 
 
-def _infer_members(members: Iterable[tuple[str, Any]], depth: int = 0) -> pa.DataType:
+def _infer_members(
+    members: Iterable[tuple[str, Any]], path: tuple[str, ...], counts: Counts, depth: int = 0
+) -> pa.DataType:
     fields: dict[str, pa.DataType] = {}
     for name, value in members:
         if may_be_column(name):
-            of = _infer_value(value, depth + 1)
+            counts[(*path, name)] += value is not None
+            of = _infer_value(value, (*path, name), counts, depth + 1)
             fields[name] = _merge_types(fields[name], of) if name in fields else of
     return pa.struct(list(fields.items()))
 
 
-def _infer_value(value: Any, depth: int) -> pa.DataType:
+def _infer_value(value: Any, path: tuple[str, ...], counts: Counts, depth: int) -> pa.DataType:
     if value is None or depth > MAX_TYPE_DEPTH:
         return pa.null()
     if isinstance(value, bool):
@@ -360,21 +370,28 @@ def _infer_value(value: Any, depth: int) -> pa.DataType:
     if isinstance(value, str):
         return pa.string()
     if isinstance(value, dict):
-        return _infer_members(value.items(), depth)
+        return _infer_members(value.items(), path, counts, depth)
     found: pa.DataType = pa.null()
     for element in value:
-        found = _merge_types(found, _infer_value(element, depth + 1))
+        found = _merge_types(found, _infer_value(element, path, counts, depth + 1))
     return pa.list_(found)
 
 
-def _clean_type(of: pa.DataType, depth: int = 0) -> pa.DataType:
-    """Return a type of pyarrow.json with text for the times that it detects, and without names that are no columns."""
+def _infer_column(read: pa.Array, path: tuple[str, ...], counts: Counts, depth: int = 0) -> pa.DataType:
+    """Return the type of a column of pyarrow.json, with text for the times that it detects."""
+    of = read.type
     if depth > MAX_TYPE_DEPTH:
         return pa.null()
     if pa.types.is_struct(of):
-        return pa.struct([(each.name, _clean_type(each.type, depth + 1)) for each in of if may_be_column(each.name)])
+        fields = []
+        for field, column in zip(of, read.flatten(), strict=True):
+            if may_be_column(field.name):
+                place = (*path, field.name)
+                counts[place] += len(column) - column.null_count
+                fields.append((field.name, _infer_column(column, place, counts, depth + 1)))
+        return pa.struct(fields)
     if pa.types.is_list(of):
-        return pa.list_(_clean_type(of.value_type, depth + 1))
+        return pa.list_(_infer_column(read.flatten(), path, counts, depth + 1))
     return pa.string() if pa.types.is_temporal(of) else of
 
 
@@ -395,17 +412,22 @@ def _merge_types(a: pa.DataType, b: pa.DataType) -> pa.DataType:
     return pa.float64() if {a, b} == numbers else pa.string()
 
 
-def _prune_type(of: pa.DataType) -> pa.DataType | None:
-    """Return the type without parts that have no type yet; None if nothing is left."""
+def _prune_type(of: pa.DataType, counts: Counts, path: tuple[str, ...] = ()) -> pa.DataType | None:
+    """Return the type without parts that have no type yet, and with one of the names that differ in case alone.
+
+    None if nothing is left.
+    """
     if pa.types.is_null(of):
         return None
     if pa.types.is_struct(of):
-        fields: dict[str, tuple[str, pa.DataType]] = {}
+        fields: dict[str, tuple[str, pa.DataType]] = {}  # Spark compares names without case
         for field in of:
-            if (kept := _prune_type(field.type)) is not None:
-                fields.setdefault(field.name.lower(), (field.name, kept))  # Spark compares names without case
+            kept = _prune_type(field.type, counts, (*path, field.name))
+            other = fields.get(field.name.lower())
+            if kept is not None and (other is None or counts[(*path, other[0])] < counts[(*path, field.name)]):
+                fields[field.name.lower()] = (field.name, kept)
         return pa.struct(list(fields.values())) if fields else None
     if pa.types.is_list(of):
-        kept = _prune_type(of.value_type)
+        kept = _prune_type(of.value_type, counts, path)
         return None if kept is None else pa.list_(kept)
     return of
