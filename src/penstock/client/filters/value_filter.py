@@ -213,7 +213,8 @@ def _find_field(root: _Root, path: PathSteps) -> Any:
         if isinstance(step, MetaField):
             found = root.metadata.get(step, _MISSING)
             continue
-        if not isinstance(found, dict if isinstance(step, str) else list):
+        container: type[Any] = dict if isinstance(step, str) else list
+        if not isinstance(found, container):
             return found if isinstance(found, _Unread) else _MISSING
         try:
             found = found[step]
