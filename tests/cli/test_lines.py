@@ -1,5 +1,6 @@
 """How a line of a file becomes a document, byte for byte, and the errors of lines without a document."""
 
+import io
 import json
 
 import pytest
@@ -8,6 +9,7 @@ from hypothesis import strategies as st
 
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents, read_keys
 from penstock.errors import UsageError
+from penstock.text_files import LineReader
 
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=20)
 VALUES = st.recursive(
@@ -56,7 +58,7 @@ def test_whole_object_is_the_value_if_no_field_is_named():
 
 
 def test_blank_lines_are_counted_but_skipped():
-    lines = [b"\xef\xbb\xbf\n", b'{"id": "a"}\r\n', b"  \t\n", b'{"id": 7}']
+    lines = [b"\n", b'{"id": "a"}\r\n', b"  \t\n", b'{"id": 7}']
     assert [(d.key, d.line) for d in stored(lines)] == [(b"a", 2), (b"7", 4)]
 
 
@@ -103,6 +105,14 @@ def test_line_without_a_document_is_reported_with_its_number(line, reason):
 def test_any_bytes_are_a_document_or_a_bad_line(lines):
     for found in read_documents(lines, "id"):
         assert isinstance(found, LoadedDocument | BadLine)
+
+
+@pytest.mark.parametrize("mark", [b"\xef\xbb\xbf", b"\xef\xbb\xbf" * 2])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n"])
+def test_byte_order_marks_of_joined_files_are_skipped(mark, end):
+    files = [mark + b'{"id": "a"}' + end, mark, mark + b'{"id": "b\xe2\x80\xa8"}' + end + end + b'{"id": "c\xc2\x85"}']
+    found = [*read_documents(LineReader(io.BytesIO(b"".join(files)), "file"), "id")]
+    assert [(each.key.decode(), each.line) for each in found] == [("a", 1), ("b\u2028", 2), ("c\x85", 4)]
 
 
 def test_keys_are_strings_or_fields_of_objects():

@@ -73,7 +73,9 @@ def test_erasure_as_json(run, lake):
     [
         ([], "no documents are named; expected keys or a condition"),
         (["--where", " "], "--where is ' ', expected a condition in SQL"),
-        (["--keys", "/none"], "/none cannot be read: No such file or directory; expected a file with one key a line"),
+        (["--keys", "/none"], "/none: No such file or directory, expected a list with one key a line"),
+        (["--keys", "/"], "/: Is a directory, expected a list with one key a line"),
+        (["--keys", "/dev/null"], "/dev/null has no key, expected a list with one key a line"),
         (["--key", "user-1", "--source", "other"], "--source is 'other', expected no name, there is one source"),
     ],
 )
@@ -81,6 +83,54 @@ def test_wrong_erasure_is_one_sentence(run, lake, options, sentence):
     code, out, err = run("pipeline", "erase", lake.path, *options)
     assert (code, out) == (2, "")
     assert sentence in err
+
+
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+@pytest.mark.parametrize("end", ["\n", "\r\n"])
+@pytest.mark.parametrize("lines", [["user-1", "user-2"], ['"user-1"', '"\\u0075ser-2"'], ["", "user-1", "", "user-2"]])
+def test_list_of_keys_is_read_in_each_form(run, lake, tmp_path, mark, end, lines):
+    file = tmp_path / "keys.txt"
+    for content in (end.join(f"{mark}{line}" for line in lines), f"{mark}{end.join(lines)}{end}"):
+        file.write_bytes(content.encode())
+        found = run("pipeline", "erase", lake.path, "--keys", file, "--dry-run", "--json")
+        assert (found.code, found.json["documents"], found.json["missing_keys"]) == (0, 2, [])
+    found = run("pipeline", "erase", lake.path, "--keys", "-", "--dry-run", "--json", stdin=content.encode())
+    assert (found.code, found.json["documents"]) == (0, 2)
+
+
+def test_keys_that_no_document_has_are_named(run, lake, tmp_path):
+    (tmp_path / "keys.txt").write_text('user-1\nno-1\nuser-9\n"a\\nb"\nno-1\n')
+    erase = ("pipeline", "erase", lake.path, "--keys", tmp_path / "keys.txt")
+    for options, code in (([], 1), (["--allow-missing"], 0)):
+        found = run(*erase, "--dry-run", *options)
+        assert found.code == code
+        assert found.err == "penstock: no document has 3 given keys: no-1, user-9, a\\nb\n"
+    found = run(*erase, "--json")
+    assert (found.code, found.json["documents"]) == (1, 1)
+    assert found.json["missing_keys"] == ["no-1", "user-9", "a\nb"]
+    assert [each["key"] for each in lake.current().to_pylist()] == ["user-2"]
+    found = run("pipeline", "erase", lake.path, "--key", b"\xff".decode(errors="surrogateescape"), "--json")
+    assert (found.code, found.json["missing_keys"]) == (1, ["\\xff"])
+
+
+def test_unknown_collection_is_no_success(run, lake):
+    found = run("pipeline", "erase", lake.path, "--key", "user-1", "--collection", "app.users")
+    assert found.code == 1
+    assert "no document has 1 given key: user-1" in found.err
+    assert "no change is in the collection 'app.users'" in found.err
+    assert run("pipeline", "erase", lake.path, "--key", "user-1", "--collection", "_default").code == 0
+
+
+def test_key_of_one_source_is_not_missing(run, tmp_path):
+    file = tmp_path / "pipeline.toml"
+    file.write_text(
+        'lake = "lake"\n[source.beer]\nurl = "couchbase://h/beer"\n[source.wine]\nurl = "couchbase://h/wine"\n'
+    )
+    for number, name in enumerate(("beer", "wine")):
+        append(Lake(tmp_path / "lake" / name), 0, [row(1, 1, b"both", b"{}"), row(1, 2, b"%d" % number, b"{}")])
+    found = run("pipeline", "erase", file, "--key", "both", "--key", "0", "--key", "1")
+    assert (found.code, found.err) == (0, "")
+    assert run("pipeline", "erase", file, "--key", "2").err == "penstock: no document has 1 given key: 2\n"
 
 
 def test_erasure_is_refused_during_a_run(run, lake):

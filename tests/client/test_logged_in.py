@@ -351,13 +351,22 @@ def test_password_file_is_read(tmp_path):
     assert read_password_file(str(file)) == ""
 
 
+@pytest.mark.parametrize("end", ["", "\n", "\r\n"])
+@pytest.mark.parametrize("password", [" blanks ", "a\tb", "a\x0bb\x0c", "a\x85b", "a\u2028b", "a\rb", "é"])
+def test_only_the_line_end_of_a_password_is_cut(tmp_path, password, end):
+    file = tmp_path / "password"
+    for mark in ("", "\ufeff"):
+        file.write_bytes(f"{mark}{password}{end}".encode())
+        assert read_password_file(str(file)) == password
+
+
 @pytest.mark.parametrize("content", [b"", b"\n\n", b"one\ntwo\n", b"\xff\xfe", b"x" * 5000])
 def test_file_without_a_password_is_refused(tmp_path, content):
     file = tmp_path / "password"
     file.write_bytes(content)
     with pytest.raises(UsageError, match=str(file)) as caught:
         read_password_file(str(file))
-    assert len(str(caught.value)) < len(str(file)) + 80
+    assert len(str(caught.value)) < len(str(file)) + 100
     with pytest.raises(UsageError, match="No such file"):
         read_password_file(str(tmp_path / "none"))
 

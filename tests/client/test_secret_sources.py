@@ -62,7 +62,7 @@ def test_provider_is_asked_for_the_rest(tmp_path, monkeypatch):
         ({"password_command": ["printf", "\0"]}, "'printf' cannot be run: invalid arguments"),
         ({"password_command": ["sh", "-c", f"echo {SECRET}; exit 3"]}, "'sh' failed with exit code 3, expected 0"),
         ({"password_command": ["echo"]}, "'echo' printed no secret, expected it as the first line"),
-        ({"password_command": ["printf", f"{SECRET}\\377"]}, "'printf' printed text that is not UTF-8"),
+        ({"password_command": ["printf", f"{SECRET}\\377"]}, "'printf' printed text: byte 16 is not UTF-8"),
         # The child keeps the pipe open if only its parent is killed:
         ({"password_command": ["sh", "-c", f"echo {SECRET}; sleep 900 & wait"]}, "'sh' did not end within 0.2 s"),
         ({"password_from": "vault:boom"}, "the provider 'vault' failed with RuntimeError"),

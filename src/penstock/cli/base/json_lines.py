@@ -17,7 +17,6 @@ __all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "re
 
 T = TypeVar("T")
 
-_BOM = b"\xef\xbb\xbf"
 _TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a fraction"}
 
 
@@ -106,8 +105,6 @@ def read_keys(lines: Iterable[bytes], key: str) -> Iterator[bytes | BadLine]:
 
 def _read_lines(lines: Iterable[bytes], read_line: Callable[[int, Any], T]) -> Iterator[T | BadLine]:
     for number, line in enumerate(lines, 1):
-        if number == 1:
-            line = line.removeprefix(_BOM)
         if line.isspace() or not line:
             continue
         try:

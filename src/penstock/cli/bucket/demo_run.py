@@ -20,6 +20,7 @@ from penstock.cli.bucket.load import LoadResult, load_documents
 from penstock.cli.bucket.random_changes import ChangeMix, Workload, WorkloadTally, read_live_keys
 from penstock.cli.bucket.samples import make_samples
 from penstock.errors import Error
+from penstock.text_files import LineReader
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -94,7 +95,7 @@ class DemoRun:
             yield (LoadedDocument(key.encode(), encode_compact_json(document)) for key, document in made)
             return
         with open_input(self.plan.file) as source:
-            yield read_documents(source, self.plan.key, self.plan.value)
+            yield read_documents(LineReader(source, self.plan.file), self.plan.key, self.plan.value)
 
     def report_loading(
         self, documents: Iterable[LoadedDocument | BadLine], done: LoadResult

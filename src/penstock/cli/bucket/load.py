@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import os
-import stat
 import time
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractAsyncContextManager, suppress
+from collections.abc import Callable, Iterable
+from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Annotated, BinaryIO, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,6 +18,7 @@ from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, re
 from penstock.cli.base.show import format_json_line, warn
 from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address
+from penstock.text_files import LineReader
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
@@ -100,7 +100,7 @@ def load(
         return on_error == "skip"
 
     with open_input(file) as source:
-        lines = _InputReader(source)
+        lines = LineReader(source, file)
 
         shown = show_transfer(
             "standard input" if file == "-" else os.path.basename(file),
@@ -171,25 +171,3 @@ async def load_documents(
             chunk.clear()
             nbytes = 0
     done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
-
-
-class _InputReader:
-    """Reads the lines of a file, and counts their bytes.
-
-    Attributes:
-        nbytes: bytes that were read.
-        total: size of the file; 0 if it is unknown, as for a pipe.
-    """
-
-    def __init__(self, source: BinaryIO) -> None:
-        self._source = source
-        self.nbytes = 0
-        self.total = 0
-        with suppress(OSError):  # not a file of the system
-            status = os.fstat(source.fileno())
-            self.total = status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-    def __iter__(self) -> Iterator[bytes]:
-        for line in self._source:
-            self.nbytes += len(line)
-            yield line

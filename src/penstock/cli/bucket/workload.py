@@ -22,6 +22,7 @@ from penstock.cli.bucket.samples import make_samples
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import UsageError
 from penstock.options import FILE, INTEGER, POSITIVE, nonempty, number, option, whole_number
+from penstock.text_files import LineReader
 
 __all__ = ["run_until_stopped"]
 
@@ -142,7 +143,7 @@ def _describe_rest(tally: WorkloadTally, plan: WorkloadPlan) -> str:
 def _read_key_file(path: str) -> list[bytes]:
     keys: dict[bytes, None] = {}
     with open_input(path) as source:
-        for key in read_keys(source, "key"):
+        for key in read_keys(LineReader(source, path), "key"):
             if isinstance(key, BadLine):
                 raise UsageError(f"{path} line {key.line}: {key.reason}")
             keys[key] = None

@@ -11,6 +11,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, UsersPath, app, format_examples
 from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.errors import UsageError
+from penstock.text_files import read_text
 
 commands = typer.Typer(
     help="Manage the users of a node and their roles.", no_args_is_help=False, rich_markup_mode="rich"
@@ -19,7 +20,6 @@ app.add_typer(commands, name="user", rich_help_panel=Panel.NODE)
 
 Name = Annotated[str, typer.Argument(metavar="NAME", help="The user's name.")]
 
-_MAX_PASSWORD_BYTES = 1024  # a longer file is probably no password file
 _NAME_WIDTH = 128
 
 
@@ -134,25 +134,11 @@ def _make_exists_error(name: str, users: Path) -> UsageError:
 
 def _read_password(path: str | None) -> str:
     """Return the new password from a file, standard input, or a prompt on the terminal."""
+    from penstock.client.login.secret_sources import MOST_SECRET_BYTES, parse_password, read_password_file
+
     if path is None and sys.stdin.isatty():
         return str(typer.prompt("Password", hide_input=True, confirmation_prompt=True, err=True))
-    if path is None or path == "-":
-        return _read_only_line(sys.stdin.buffer.read(_MAX_PASSWORD_BYTES + 2), "standard input")
-    try:
-        with open(path, "rb") as file:
-            return _read_only_line(file.read(_MAX_PASSWORD_BYTES + 2), path)
-    except OSError as error:
-        raise UsageError(f"{path}: the password cannot be read: {error.strerror or error}") from error
-
-
-def _read_only_line(content: bytes, where: str) -> str:
-    """Return the text of one line without its end. Raises UsageError, whose message never contains the content."""
-    try:
-        lines = content.decode().splitlines()
-    except UnicodeDecodeError:
-        raise UsageError(f"{where}: the password is not UTF-8") from None
-    if len(content) > _MAX_PASSWORD_BYTES:
-        raise UsageError(f"{where}: more than {_MAX_PASSWORD_BYTES} bytes, expected a password")
-    if len(lines) != 1:
-        raise UsageError(f"{where}: {len(lines)} lines, expected one: the password")
-    return lines[0]
+    if path is not None and path != "-":
+        return read_password_file(path)
+    text = read_text(sys.stdin.buffer, "standard input", "a password", MOST_SECRET_BYTES, is_secret=True)
+    return parse_password(text, "standard input")

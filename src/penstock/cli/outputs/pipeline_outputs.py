@@ -437,6 +437,8 @@ class ErasureLine(TypedDict):
         documents: number of documents.
         existing: number of these documents that current still had.
         parts: the erased parts.
+        missing_keys: the given keys that no document of the source has; bytes that are not UTF-8 as hex escapes.
+        has_collection: whether the source has changes of --collection; true without it.
         is_done: whether documents were erased: without --dry-run.
     """
 
@@ -444,6 +446,8 @@ class ErasureLine(TypedDict):
     documents: int
     existing: int
     parts: list[ErasedTable]
+    missing_keys: list[str]
+    has_collection: bool
     is_done: bool
 
 

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.state.lake_status import LakeStatus
 
 __all__ = [
+    "KEYS_HELP",
     "FileOrLake",
     "IndexSource",
     "OneSource",
@@ -26,6 +27,7 @@ __all__ = [
 ]
 
 PipelineFile = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
+KEYS_HELP = 'File with one key a line; a line that begins with " is a JSON string. - reads standard input.'
 FileOrLake = Annotated[
     str, typer.Argument(metavar="FILE|LAKE", help="The pipeline's TOML file, or the directory of its tables.")
 ]

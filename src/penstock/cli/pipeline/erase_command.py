@@ -9,15 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.exit_codes import ExitCode
+from penstock.cli.base.show import format_json_line, format_one_line, warn
 from penstock.cli.base.work_display import Quiet, show_status
-from penstock.cli.pipeline.arguments import FileOrLake, find_written_lakes
+from penstock.cli.pipeline.arguments import KEYS_HELP, FileOrLake, find_written_lakes
 from penstock.cli.pipeline.group import commands
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.maintenance.erasure import ErasureReport
     from penstock.spark.storage.object_path import LakePath
+
+_MOST_NAMED = 20
+"""Missing keys that are printed; --json has all."""
+_KEY_WIDTH = 250
 
 
 @commands.command(
@@ -31,7 +36,7 @@ def erase(
     where_lake: FileOrLake,
     *,
     key: Annotated[list[str] | None, typer.Option("--key", metavar="KEY", help="Key; can be repeated.")] = None,
-    keys: Annotated[str | None, typer.Option("--keys", metavar="FILE", help="File with one key a line.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", metavar="FILE", help=KEYS_HELP)] = None,
     where: Annotated[
         str | None,
         typer.Option(
@@ -42,6 +47,9 @@ def erase(
         str | None, typer.Option(metavar="NAME", help="Only this collection, for example app.users.")
     ] = None,
     source: Annotated[str | None, typer.Option(metavar="NAME", help="Only the tables of this source.")] = None,
+    allow_missing: Annotated[
+        bool, typer.Option("--allow-missing", help="Succeed also if a key or the collection is unknown.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only count documents and rows.")] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
@@ -52,6 +60,9 @@ def erase(
     indexes lose the documents, and with FILE also the dead letters of its sinks.
     Replaced files stay until penstock pipeline vacuum --keep-hours 0. Delete the
     documents in the bucket first: its later changes are written again.
+
+    Keys that no document has, and a collection without changes, are reported. Then
+    the exit code is 1 after the erasure of the others; --allow-missing makes it 0.
 
     Not possible while a run writes the tables; stop it first. If the command was
     killed, run it again, with or without keys. --where starts Spark. With --json,
@@ -67,6 +78,7 @@ def erase(
     given = tuple(map(os.fsencode, key or ())) + (read_keys_file(keys) if keys is not None else ())
     if where is not None and not where.strip():
         raise UsageError(f"--where is {where!r}, expected a condition in SQL such as user.id = 4711")
+    missing, is_known = dict.fromkeys(given), False
     for name, lake in lakes.items():
         if source not in (None, name):
             continue
@@ -74,10 +86,30 @@ def erase(
         selection = DocumentSelection(given, where, schema, collection)
         with show_status(f"Erasing documents of {lake.path}", is_quiet=quiet or as_json):
             report = erase_documents(lake, selection, letters, dry_run=dry_run)
+        missing = {each: None for each in report.missing_keys if each in missing}
+        is_known |= report.has_collection
         if as_json:
-            print(format_json_line({"source": name, **asdict(report)}), flush=True)
+            shown = {"missing_keys": [_show_key(each) for each in report.missing_keys]}
+            print(format_json_line({"source": name, **asdict(report), **shown}), flush=True)
         else:
             print(_format_report(name, report), flush=True)
+    if missing:
+        _report_missing([*missing])
+    if not is_known:
+        warn(f"no change is in the collection {collection!r}")
+    if (missing or not is_known) and not allow_missing:
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+def _show_key(key: bytes) -> str:
+    return key.decode(errors="backslashreplace")
+
+
+def _report_missing(keys: list[bytes]) -> None:
+    named = ", ".join(format_one_line(key, _KEY_WIDTH) for key in keys[:_MOST_NAMED])
+    more = f" and {len(keys) - _MOST_NAMED:,} more" if len(keys) > _MOST_NAMED else ""
+    subject = "1 given key" if len(keys) == 1 else f"{len(keys):,} given keys"
+    warn(f"no document has {subject}: {named}{more}")
 
 
 def _find_declared(where: str, source: str | None) -> tuple[str | None, list[LakePath]]:

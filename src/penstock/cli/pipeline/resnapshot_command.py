@@ -11,7 +11,7 @@ import typer
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line
 from penstock.cli.base.work_display import Quiet, show_status
-from penstock.cli.pipeline.arguments import FileOrLake, OneSource, select_lake
+from penstock.cli.pipeline.arguments import KEYS_HELP, FileOrLake, OneSource, select_lake
 from penstock.cli.pipeline.group import commands
 from penstock.errors import UsageError
 
@@ -35,7 +35,7 @@ def resnapshot(
     key: Annotated[
         list[str] | None, typer.Option("--key", metavar="KEY", help="Key whose vbucket to read again; can be repeated.")
     ] = None,
-    keys: Annotated[str | None, typer.Option("--keys", metavar="FILE", help="File with one key a line.")] = None,
+    keys: Annotated[str | None, typer.Option("--keys", metavar="FILE", help=KEYS_HELP)] = None,
     collection: Annotated[
         str | None, typer.Option(metavar="NAME", help="Collection to read again, in all vbuckets of the bucket.")
     ] = None,

@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from penstock.client.dumps.json_changes import read_json_lines, write_json_rows
 from penstock.errors import UsageError
+from penstock.text_files import LineReader
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["FORMATS", "DumpFormat", "DumpRows", "choose_format"]
@@ -68,7 +69,7 @@ def _write_json(path: Path, tables: Iterable[pa.Table]) -> None:
 def _read_json(path: Path) -> DumpRows:
     def read() -> Iterator[tuple[pa.RecordBatch, int]]:
         with path.open("rb") as file:
-            yield from read_json_lines(file, str(path))
+            yield from read_json_lines(LineReader(file, str(path)), str(path))
 
     return DumpRows(read(), path.stat().st_size)
 

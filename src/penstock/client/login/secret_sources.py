@@ -19,13 +19,22 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
 from importlib.metadata import entry_points
-from pathlib import Path
 from threading import Lock
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.text_files import decode_text, read_text_file, split_lines
 
-__all__ = ["PROVIDER_GROUP", "SecretKind", "SecretSource", "choose_secret", "read_password_file", "read_secret_text"]
+__all__ = [
+    "MOST_SECRET_BYTES",
+    "PROVIDER_GROUP",
+    "SecretKind",
+    "SecretSource",
+    "choose_secret",
+    "parse_password",
+    "read_password_file",
+    "read_secret_text",
+]
 
 PROVIDER_GROUP = "penstock.secrets"
 
@@ -35,7 +44,7 @@ COMMAND_SECONDS = 30.0
 _KEPT_SECONDS = 30.0
 """Seconds for which a process uses the output of a command again: one start of a run needs each password many times."""
 
-_MAX_FILE_BYTES = 4096
+MOST_SECRET_BYTES = 4096
 """Largest size of a password file: a longer file is probably another file."""
 
 
@@ -134,25 +143,28 @@ def read_password_file(path: str) -> str:
     Raises:
         UsageError: the file cannot be read, or has not exactly one line.
     """
-    lines = read_secret_text(path).splitlines()
+    return parse_password(read_secret_text(path), path)
+
+
+def parse_password(text: str, place: str) -> str:
+    """Return the password in a text of one line. Only the end of the line is cut: blanks belong to the password.
+
+    Args:
+        text: the text.
+        place: its place, for the error.
+
+    Raises:
+        UsageError: the text has not exactly one line.
+    """
+    lines = split_lines(text)
     if len(lines) != 1:
-        raise UsageError(f"{path}: found {len(lines)} lines, expected one, with a password")
+        raise UsageError(f"{place}: found {len(lines)} lines, expected one, with a password")
     return lines[0]
 
 
 def read_secret_text(path: str) -> str:
     """Return the text of a file with a secret. Raises UsageError if it cannot be read, or is too long."""
-    try:
-        with Path(path).open("rb") as file:
-            found = file.read(_MAX_FILE_BYTES + 1)
-        text = found.decode()
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    except UnicodeDecodeError:
-        raise UsageError(f"{path}: not UTF-8") from None
-    if len(found) > _MAX_FILE_BYTES:
-        raise UsageError(f"{path}: more than {_MAX_FILE_BYTES} bytes, expected a file with a password")
-    return text
+    return read_text_file(path, "a file with a password", MOST_SECRET_BYTES, is_secret=True)
 
 
 def _read_variable(option: str, variable: str) -> str:
@@ -189,13 +201,10 @@ def _run_command(option: str, words: tuple[str, ...]) -> str:
             process.stdout.close()
     if process.returncode:
         raise UsageError(f"{shown} failed with exit code {process.returncode}, expected 0 and a secret as output")
-    try:
-        line = output.decode().partition("\n")[0].removesuffix("\r")
-    except UnicodeDecodeError:
-        raise UsageError(f"{shown} printed text that is not UTF-8") from None
-    if not line:
+    lines = split_lines(decode_text(output, f"{shown} printed text", "a secret", is_secret=True))
+    if not lines or not lines[0]:
         raise UsageError(f"{shown} printed no secret, expected it as the first line of its output")
-    return line
+    return lines[0]
 
 
 def _split_reference(option: str, text: str) -> tuple[str, str]:

@@ -15,6 +15,7 @@ from msgspec.json import decode
 
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.errors import PositionOfOtherBucket, PositionsUnreadable
+from penstock.text_files import decode_text, split_lines
 from penstock.wire.columns.schema import unsigned64
 
 __all__ = ["READERS", "make_checkpoint_key", "read_go_checkpoints", "read_kafka_offsets", "read_session_state"]
@@ -51,7 +52,8 @@ def read_session_state(data: bytes, bucket: str, uuid: str) -> dict[int, Positio
     Raises:
         PositionsUnreadable: the data is no session state, or has another version than 1.
     """
-    state = _decode(data, _SessionState, "a session state of java-dcp-client")
+    expected = "a session state of java-dcp-client"
+    state = _decode(_decode_text(data, expected), _SessionState, expected)
     if state.v != 1:
         raise PositionsUnreadable(f"found a session state of version {state.v}, expected version 1")
     return {
@@ -97,8 +99,9 @@ def read_go_checkpoints(data: bytes, bucket: str, uuid: str) -> dict[int, Positi
         PositionsUnreadable: the data is no object of checkpoints.
         PositionOfOtherBucket: a checkpoint has the uuid of another bucket.
     """
+    expected = "checkpoints of go-dcp"
     found: dict[int, Position] = {}
-    for key, each in _decode(data, dict[str, _GoDocument | None], "checkpoints of go-dcp").items():
+    for key, each in _decode(_decode_text(data, expected), dict[str, _GoDocument | None], expected).items():
         match = _GO_KEY.fullmatch(key)
         if match is None:
             raise PositionsUnreadable(
@@ -156,8 +159,9 @@ def read_kafka_offsets(data: bytes, bucket: str, uuid: str) -> dict[int, Positio
     Raises:
         PositionsUnreadable: the data is neither.
     """
-    is_reply = data.lstrip().startswith(b"{")
-    entries = _decode(data, _KafkaReply, _KAFKA).offsets if is_reply else [*_read_topic_lines(data)]
+    text = _decode_text(data, _KAFKA)
+    is_reply = text.lstrip().startswith("{")
+    entries = _decode(text, _KafkaReply, _KAFKA).offsets if is_reply else [*_read_topic_lines(text)]
     found: dict[int, Position] = {}
     for entry in entries:
         if entry.partition.bucket != bucket:
@@ -174,10 +178,10 @@ def read_kafka_offsets(data: bytes, bucket: str, uuid: str) -> dict[int, Positio
     return found
 
 
-def _read_topic_lines(data: bytes) -> Iterator[_KafkaEntry]:
-    for line in data.splitlines():
+def _read_topic_lines(text: str) -> Iterator[_KafkaEntry]:
+    for line in split_lines(text):
         if line.strip():
-            key, _, value = line.partition(b"\t")
+            key, _, value = line.partition("\t")
             _, partition = _decode(key, tuple[str, _KafkaPartition], _KAFKA)
             yield _KafkaEntry(partition, _decode(value, _KafkaOffset | None, _KAFKA))
 
@@ -190,10 +194,14 @@ READERS: Mapping[str, Callable[[bytes, str, str], dict[int, Position]]] = {
 """Name of a format -> its reader."""
 
 
-def _decode(data: bytes, kind: Any, expected: str) -> Any:
+def _decode_text(data: bytes, expected: str) -> str:
+    return decode_text(data, "the positions", expected, raises=PositionsUnreadable)
+
+
+def _decode(text: str, kind: Any, expected: str) -> Any:
     """Return JSON as a value of a type. Raises PositionsUnreadable."""
     try:
-        return convert(decode(data), kind)
+        return convert(decode(text), kind)
     except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors
         raise PositionsUnreadable(f"{error}; expected {expected}") from None
 

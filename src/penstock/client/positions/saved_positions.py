@@ -13,6 +13,7 @@ from msgspec.json import decode
 from penstock.client.connect.address import MAX_VBUCKETS
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
 from penstock.errors import PositionsUnreadable
+from penstock.text_files import decode_text
 from penstock.wire.codec.constants import MAX_SEQNO
 
 __all__ = ["FORMAT_VERSION", "SavedPositions", "decode_positions", "encode_positions"]
@@ -106,13 +107,14 @@ def decode_positions(data: bytes, place: str) -> SavedPositions:
     Raises:
         PositionsUnreadable: the JSON has another version, or is no JSON of positions.
     """
+    text = decode_text(data, place, f"positions of version {FORMAT_VERSION}", raises=PositionsUnreadable)
     try:
-        version = decode(data, type=_Version).penstock_positions
+        version = decode(text, type=_Version).penstock_positions
         if version != FORMAT_VERSION:
             raise PositionsUnreadable(
                 f"{place}: found version {version}, expected positions of version {FORMAT_VERSION}"
             )
-        stored = decode(data, type=_StoredPositions)
+        stored = decode(text, type=_StoredPositions)
         by_vbucket = {int(vbucket): _decode_position(each) for vbucket, each in stored.positions.items()}
     except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors
         raise PositionsUnreadable(f"{place}: {error}; expected positions of version {FORMAT_VERSION}") from None

@@ -17,6 +17,7 @@ from urllib3.exceptions import HTTPError, LocationParseError
 
 from penstock.client.login.secret_sources import SecretKind, SecretSource, choose_secret
 from penstock.errors import Error, Unreachable, UsageError
+from penstock.text_files import read_text_file, split_lines
 from penstock.version import __version__
 
 LONGEST_PAUSE = 30.0
@@ -198,25 +199,14 @@ def read_headers(
     if not isinstance(source, SecretSource):
         return {}
     if source.kind is SecretKind.FILE:
-        return _parse_headers(_read_text(Path(str(file))), str(file))
+        return _parse_headers(read_text_file(str(file), "lines of Name: value", MOST_BYTES, is_secret=True), str(file))
     shown = f"the variable {variable}" if source.kind is SecretKind.VARIABLE else source.option
     return _parse_headers(source.read(), shown)
 
 
-def _read_text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            text = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}") from None
-    if len(text) > MOST_BYTES or not text.isascii():
-        raise UsageError(f"{path}: expected at most {MOST_BYTES} bytes of ASCII, lines of Name: value")
-    return text.decode()
-
-
 def _parse_headers(text: str, where: str) -> dict[str, str]:
     headers: dict[str, str] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(split_lines(text), 1):
         if not line.strip():
             continue
         name, colon, value = line.partition(":")

@@ -24,6 +24,7 @@ from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, make
 from penstock.spark.source.run_lengths import parse_number, shorten_text
 from penstock.spark.storage.object_path import LakePath, identify_content, parse_place
 from penstock.spark.storage.stored_documents import replace_document
+from penstock.text_files import decode_text, split_lines
 
 __all__ = [
     "EARLIEST",
@@ -143,11 +144,12 @@ class SparkPositions(PositionStore):
         content = read_file(self._find_file())
         if content is None:
             return None
-        lines = content.splitlines() or [b""]
+        text = decode_text(content, str(self), "an offset of Penstock's source", raises=PositionsUnreadable)
+        *_, last = ["", *split_lines(text)]
         try:
-            offset = Offset.from_json(decode(lines[-1], type=dict[str, Any]))
+            offset = Offset.from_json(decode(last, type=dict[str, Any]))
         except (ValueError, RecursionError, UsageError):
-            found = shorten_text(content.decode(errors="replace"))
+            found = shorten_text(text)
             raise PositionsUnreadable(f"{self}: found {found!r}, expected an offset of Penstock's source") from None
         positions = {vbucket: _to_position(each) for vbucket, each in enumerate(offset.vbuckets)}
         return SavedPositions(

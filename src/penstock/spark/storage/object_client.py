@@ -29,6 +29,7 @@ from obstore.exceptions import (
 from obstore.store import from_url
 
 from penstock.errors import Unreachable, UsageError
+from penstock.text_files import decode_text
 
 __all__ = [
     "ObjectChanged",
@@ -104,9 +105,11 @@ def find_store_options(url: str, environ: Mapping[str, str] = os.environ) -> dic
 def _read_profile(file: str, section: str) -> dict[str, str]:
     parser = configparser.RawConfigParser()
     try:
-        parser.read_string(Path(file).expanduser().read_text())
+        content = Path(file).expanduser().read_bytes()
     except OSError:
         return {}
+    try:
+        parser.read_string(decode_text(content, file, "sections with credentials", is_secret=True))
     except configparser.Error:  # its text may show a line with a secret
         raise UsageError(f"{file} cannot be read; expected sections with credentials, such as [default]") from None
     return dict(parser[section]) if parser.has_section(section) else {}

@@ -21,6 +21,7 @@ from msgspec import ValidationError, convert
 
 from penstock.errors import UsageError
 from penstock.options import find_option_group, format_option, list_options
+from penstock.text_files import read_text_file
 
 __all__ = ["TomlKey", "TomlPlace", "build_dataclass", "check_keys", "list_keys", "load_toml", "parse_table"]
 
@@ -133,17 +134,9 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read or is not TOML.
     """
+    text = read_text_file(path, "a pipeline's TOML file", _MAX_BYTES)
     try:
-        with Path(path).open("rb") as file:
-            found = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror or error}, expected a pipeline's TOML file") from None
-    if len(found) > _MAX_BYTES:
-        raise UsageError(f"{path}: more than {_MAX_BYTES} bytes, expected a pipeline's TOML file")
-    try:
-        return tomllib.loads(found.decode())
-    except UnicodeDecodeError as error:
-        raise UsageError(f"{path}: byte {error.start + 1} is not UTF-8, expected TOML") from None
+        return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path}: not TOML: {error}") from None
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
+import sys
 from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -18,15 +19,21 @@ from penstock.spark.lake.maintenance.lake_erasure import list_changelog_paths
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.values.json_columns import infer_all, to_ddl
+from penstock.text_files import read_text, read_text_file, split_lines
+from penstock.wire.codec.constants import MAX_KEY
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DocumentSelection", "read_keys_file", "select_documents"]
+__all__ = ["DocumentSelection", "has_collection", "read_keys_file", "select_documents"]
 
 _NAMES = ["scope", "collection"]
+_MOST_LIST_BYTES = 1 << 30
+"""Limit of a list: four million of the longest keys."""
+_NOT_PLAIN = {"\r", "\0", "\ufeff"}
+"""Characters that a plain line has by mistake: line ends of other systems, another encoding, joined files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +59,51 @@ class DocumentSelection:
 
 
 def read_keys_file(path: str) -> tuple[bytes, ...]:
-    """Return the keys in a file, one a line.
+    """Return the keys in a file, one a line. Blank lines are left out; other blanks belong to a key.
+
+    A line that begins with a quotation mark is a JSON string. So a key can have line ends or begin with such a mark.
 
     Args:
-        path: the file.
+        path: the file; `-` is standard input.
 
     Raises:
-        UsageError: the file cannot be read.
+        UsageError: the file cannot be read, is not UTF-8 or has no key, or a line is no key.
     """
+    expected = "a list with one key a line"
+    if path == "-":
+        text = read_text(sys.stdin.buffer, "standard input", expected, _MOST_LIST_BYTES)
+    else:
+        text = read_text_file(path, expected, _MOST_LIST_BYTES)
+    keys = tuple(_read_key(line, f"{path} line {at}") for at, line in enumerate(split_lines(text), 1) if line)
+    if not keys:
+        raise UsageError(f"{path} has no key, expected {expected}")
+    return keys
+
+
+def _read_key(line: str, place: str) -> bytes:
+    """Return the key in a line of a list.
+
+    Raises:
+        UsageError: the line is no key.
+    """
+    key = line
+    if line.startswith('"'):
+        try:
+            key = json.loads(line)
+        except ValueError as error:
+            raise UsageError(f"{place} begins with a quotation mark, expected a JSON string: {error}") from None
+    elif found := next((one for one in line if one in _NOT_PLAIN), None):
+        raise UsageError(
+            f"{place} has {found!r} in it, which neither ends a line nor can be in a plain key; "
+            f'expected another line end, or a JSON string such as "a{ascii(found)[1:-1]}b"'
+        )
     try:
-        lines = Path(path).read_bytes().splitlines()
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}; expected a file with one key a line") from None
-    return tuple(line for line in lines if line)
+        octets = key.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"{place} has half a surrogate pair, expected a key that UTF-8 can encode") from None
+    if not 0 < len(octets) <= MAX_KEY:
+        raise UsageError(f"{place} has {len(octets)} bytes, expected a key of 1 to {MAX_KEY} bytes")
+    return octets
 
 
 def select_documents(
@@ -91,6 +130,12 @@ def select_documents(
         with _open_session(spark) as session:
             found.append(_select_by_condition(session, paths, selection.where, schema, selection.collection))
     return ErasedDocuments.collect(pa.concat_tables(found))
+
+
+def has_collection(lake: LakeDirectory, collection: str) -> bool:
+    """Return whether a lake's changelog has a change in a collection."""
+    batches = open_dataset(list_changelog_paths(lake), CHANGE_SCHEMA).to_batches(columns=_NAMES)
+    return any(_keep_collection(pa.table(batch), collection).num_rows for batch in batches)
 
 
 def _select_by_key(paths: list[str], keys: Collection[bytes], collection: str | None) -> pa.Table:

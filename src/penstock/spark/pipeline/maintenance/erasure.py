@@ -11,7 +11,7 @@ changelog. Sinks may be away. A sink that has not read a replaced file before va
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -35,7 +35,7 @@ from penstock.spark.lake.reading.lake_readers import scan_current
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
-from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, select_documents
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection, has_collection, select_documents
 from penstock.spark.pipeline.state.lake_files import ERASURE, REMOVED_PREFIX, remove_drafts
 from penstock.spark.pipeline.state.run_state import erase_texts
 from penstock.spark.storage.full_disk import translate_full_disk
@@ -58,12 +58,16 @@ class ErasureReport:
         documents: number of documents.
         existing: number of these documents that the current table still had. The bucket may have them.
         parts: the erased parts of tables, indexes and dead letters.
+        missing_keys: the given keys that no document has.
+        has_collection: whether the changelog has changes of the given collection; True if none was given.
         is_done: False if the erasure only counted.
     """
 
     documents: int
     existing: int
     parts: tuple[ErasedPart, ...]
+    missing_keys: tuple[bytes, ...]
+    has_collection: bool
     is_done: bool
 
 
@@ -106,14 +110,27 @@ def erase_documents(
         if selection.is_empty and not (lake.path / ERASURE).exists():
             raise UsageError("no documents are named; expected keys or a condition")
         erased = _add_unfinished(lake, select_documents(lake, selection, spark))
+        report = _prepare_report(lake, selection, erased)
         if dry_run:
-            return _count_documents(lake, erased)
+            return _complete_report(report, _count_rows(lake, erased), is_done=False)
         _store_unfinished(lake, erased)
         end_step("stored")
         parts = _erase_parts(lake, erased, letters, end_step)
         (lake.path / ERASURE).unlink()
+    return _complete_report(report, parts, is_done=True)
+
+
+def _prepare_report(lake: LakeDirectory, selection: DocumentSelection, erased: ErasedDocuments) -> ErasureReport:
+    """Return the report of an erasure before its first step: the documents, and the names that match nothing."""
+    found = set(erased.identities["key"].to_pylist())
+    missing = tuple(key for key in dict.fromkeys(selection.keys) if key not in found)
+    is_known = bool(found) or selection.collection is None or has_collection(lake, selection.collection)
+    return ErasureReport(erased.identities.num_rows, 0, (), missing, is_known, is_done=False)
+
+
+def _complete_report(report: ErasureReport, parts: tuple[ErasedPart, ...], *, is_done: bool) -> ErasureReport:
     existing = sum(part.rows for part in parts if part.table == "current")
-    return ErasureReport(erased.identities.num_rows, existing, parts, is_done=True)
+    return replace(report, existing=existing, parts=parts, is_done=is_done)
 
 
 def _erase_parts(
@@ -171,7 +188,7 @@ def _store_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> None:
     replace_parquet(lake.path / ERASURE, [erased.identities], IDENTITY_SCHEMA, draft)
 
 
-def _count_documents(lake: LakeDirectory, erased: ErasedDocuments) -> ErasureReport:
+def _count_rows(lake: LakeDirectory, erased: ErasedDocuments) -> tuple[ErasedPart, ...]:
     """Return the numbers of rows that an erasure would remove from the changelog and from current."""
     delta, keys = erased.to_delta(), erased.identities["key"].unique()
     changes = open_dataset(list_changelog_paths(lake), CHANGE_SCHEMA).to_table(
@@ -181,4 +198,4 @@ def _count_documents(lake: LakeDirectory, erased: ErasedDocuments) -> ErasureRep
     if lake.current_table.open() is not None:
         documents = scan_current(lake, LOOKUP_COLUMNS)
         parts.append(ErasedPart("current", "current", delta.mark_outdated(documents).true_count))
-    return ErasureReport(erased.identities.num_rows, sum(part.rows for part in parts[1:]), tuple(parts), is_done=False)
+    return tuple(parts)
