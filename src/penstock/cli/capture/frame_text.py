@@ -5,10 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
+from codecs import BOM_UTF8, BOM_UTF16_BE, BOM_UTF16_LE
 from collections.abc import Iterable, Iterator
 from typing import Any, BinaryIO, NamedTuple
 
+from penstock.cli.capture.capture_files import PCAP_MAGICS, PCAPNG_MAGIC
 from penstock.errors import RemoteProtocolError, UsageError
+from penstock.text_files import decode_text, find_other_encoding
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length
 
@@ -28,9 +31,9 @@ CHUNK_BYTES = 64 * 1024
 MAX_JSON = 256 * 1024 * 1024
 MAX_LINE = 1024 * 1024
 """Bytes of a line of text that are read at once."""
-_PCAP = {bytes.fromhex(magic) for magic in ("a1b2c3d4", "d4c3b2a1", "a1b23c4d", "4d3cb2a1", "0a0d0d0a")}
 _TEXT = frozenset(b"\t\n\r\f\v" + bytes(range(0x20, 0x7F)))
-_BOM = b"\xef\xbb\xbf"
+_BOM = BOM_UTF8
+_GZIP = b"\x1f\x8b"
 
 
 class CapturedBytes(NamedTuple):
@@ -147,11 +150,23 @@ def make_peekable(source: BinaryIO) -> io.BufferedReader:
     return io.BufferedReader(source)
 
 
-def detect_format(source: io.BufferedReader) -> str:
-    """Return the format of a source, detected from its first bytes: hex, json, raw or pcap."""
+def detect_format(source: io.BufferedReader, name: str) -> str:
+    """Return the format of a source, detected from its first bytes: hex, json, raw or pcap.
+
+    Args:
+        source: the source.
+        name: its name, for errors.
+
+    Raises:
+        UsageError: it is compressed, or text in another encoding than UTF-8.
+    """
     begin = source.peek(CHUNK_BYTES)[:CHUNK_BYTES]
-    if begin[:4] in _PCAP:
+    if begin[:4] in {*PCAP_MAGICS, PCAPNG_MAGIC}:
         return "pcap"
+    if begin.startswith(_GZIP):
+        raise UsageError(f"{name} is compressed with gzip, expected frames; try zcat {name} | penstock decode -")
+    if begin.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
+        raise UsageError(f"{name}: {find_other_encoding(begin)}; expected frames, or text in UTF-8")
     text = begin.removeprefix(_BOM)
     if text.lstrip()[:1] in (b"{", b"["):
         return "json"
@@ -184,7 +199,7 @@ def read_json(source: io.BufferedReader, name: str) -> Iterator[CapturedBytes]:
     if len(text) > MAX_JSON:
         raise UsageError(f"{name}: a capture of more than {MAX_JSON} bytes of JSON, the limit")
     try:
-        found = json.loads(text.removeprefix(_BOM))
+        found = json.loads(decode_text(text, name, "JSON"))
     except (ValueError, RecursionError) as error:
         raise UsageError(f"{name}: not JSON: {error}") from error
     frames = found.get("frames") if isinstance(found, dict) else found
@@ -235,7 +250,7 @@ def read_hex(lines: Iterable[bytes], name: str) -> Iterator[CapturedBytes]:
     dump: bool | None = None
     count, rest, may_begin = 0, "", True
     for number, line in enumerate(lines, 1):
-        text = line.removeprefix(_BOM if number == 1 else b"").decode("ascii", "replace").strip()
+        text = line.removeprefix(_BOM).decode("ascii", "replace").strip()
         if not text:
             may_begin = True
             continue

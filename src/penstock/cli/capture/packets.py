@@ -1,53 +1,40 @@
-"""Packet captures (pcap, pcapng): the bytes of their TCP connections, each direction in order.
-
-dpkt reads files and packets. This module puts the TCP segments in order.
-"""
+"""Packet captures: the bytes of their TCP connections, each direction in order."""
 
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 from ipaddress import ip_address
-from typing import TYPE_CHECKING, Any, NamedTuple
 
+from penstock.cli.capture.capture_files import read_capture
 from penstock.cli.capture.frame_text import CapturedBytes, is_probably_frame
+from penstock.cli.capture.tcp_segments import (
+    TH_ACK,
+    TH_FIN,
+    TH_RST,
+    TH_SYN,
+    NoSegment,
+    PacketEndpoint,
+    TcpSegment,
+    read_segment,
+)
 from penstock.errors import UsageError
-
-if TYPE_CHECKING:
-    from dpkt.tcp import TCP
 
 __all__ = ["StreamDirection", "read_packets"]
 
 USUAL_PORTS = (11210, 11209, 11211)
-MAX_BLOCK = 16 * 1024 * 1024
-"""Bytes of one packet or block of a capture file."""
 MAX_HELD = 4 * 1024 * 1024
 """Bytes of a direction that are buffered while an earlier segment is missing."""
 MAX_WAITING = 4096
 """Buffered segments of a direction; the limit bounds the time of a search among them."""
 MAX_DIRECTIONS = 20_000
 """Tracked directions; above this number the oldest direction is closed."""
+_LATE_BYTES = 1 << 24
+"""How far behind the end of a closed direction a segment counts as a repetition: windows are smaller."""
 
-_RAW = {12, 14, 101}
-
-TH_SYN, TH_RST, TH_ACK = 0x02, 0x04, 0x10
-
-PacketEndpoint = tuple[bytes, int]
-"""Address and port."""
-
-
-class TcpSegment(NamedTuple):
-    """A captured TCP segment.
-
-    Attributes:
-        time: Unix time in seconds.
-    """
-
-    time: float
-    source: PacketEndpoint
-    target: PacketEndpoint
-    tcp: TCP
+_NO_FRAME = "directions of connections that do not begin with a frame"
 
 
 @dataclass(slots=True)
@@ -56,26 +43,36 @@ class StreamDirection:
 
     Attributes:
         next: the next sequence number, or None before the first segment.
+        first: the sequence number of the first byte; None before the first segment.
+        end: the sequence number after the last byte; None before a FIN.
+        acknowledged: the newest number that the other end acknowledged.
         held: segments that came too early: sequence number -> bytes and time.
         is_protocol: whether the bytes are frames of the protocol; None before the first bytes.
+        is_closed: no more bytes are expected.
+        joins: whether the capture begins within a connection of a usual port: a frame may begin later.
+        skipped: bytes before that frame.
     """
 
     sender: str
     connection: str
     next: int | None = None
-    held: dict[int, tuple[bytes, float]] = field(default_factory=dict)
+    first: int | None = None
+    end: int | None = None
+    acknowledged: int | None = None
+    held: dict[int, tuple[bytes, float | None]] = field(default_factory=dict)
     is_protocol: bool | None = None
+    is_closed: bool = False
+    joins: bool = False
+    skipped: int = 0
 
     def start(self, sequence: int) -> None:
-        """Start at the sequence number of a SYN."""
-        if self.next != sequence + 1 & 0xFFFFFFFF:
-            self.next, self.is_protocol = sequence + 1 & 0xFFFFFFFF, None
-            self.held.clear()
-
-    def add_segment(self, sequence: int, data: bytes, time: float) -> Iterator[CapturedBytes]:
-        """Yield the bytes that a segment completes. Repeated bytes are dropped, early segments are buffered."""
+        """Start at the sequence number of the first byte, if the direction has not started."""
         if self.next is None:
-            self.next = sequence
+            self.next = self.first = sequence
+
+    def add_segment(self, sequence: int, data: bytes, time: float | None) -> Iterator[CapturedBytes]:
+        """Yield the bytes that a segment completes. Repeated bytes are dropped, early segments are buffered."""
+        self.start(sequence)
         longest = self.held.get(sequence, (b"", 0.0))[0]
         if len(data) > len(longest):
             self.held[sequence] = (data, time)
@@ -85,6 +82,8 @@ class StreamDirection:
 
     def receive_acknowledgement(self, sequence: int) -> Iterator[CapturedBytes]:
         """Yield the bytes after gaps before a number that the other end acknowledged: the gaps were not captured."""
+        if self.acknowledged is None or _compute_distance(sequence, self.acknowledged) > 0:
+            self.acknowledged = sequence
         while self.next is not None and self.held and _compute_distance(sequence, self.next) > 0:
             yield from self.skip_gap()
 
@@ -99,6 +98,27 @@ class StreamDirection:
         first = min(self.held, key=lambda sequence: _compute_distance(sequence, self.next or 0))
         missing, self.next = _compute_distance(first, self.next), first
         yield from self._take_in_order(missing)
+
+    def is_complete(self) -> bool:
+        """Return whether the bytes up to a FIN were yielded, or were acknowledged without being captured."""
+        if self.end is None or self.next is None or self.held:
+            return False
+        seen = self.next
+        if self.acknowledged is not None and _compute_distance(self.acknowledged, seen) > 0:
+            seen = self.acknowledged
+        return _compute_distance(self.end, seen) <= 0
+
+    def finish(self) -> Iterator[CapturedBytes]:
+        """Yield the buffered bytes. Then yield the number of bytes that are missing at the end, if there are some."""
+        while self.held:
+            yield from self.skip_gap()
+        if self.next is None:
+            return
+        ends = [_compute_distance(self.end, self.next)] if self.end is not None else []
+        if self.acknowledged is not None and self.end is None:
+            ends.append(_compute_distance(self.acknowledged, self.next) - 1)  # perhaps of a FIN that was not captured
+        if (missing := max(ends, default=0)) > 0:
+            yield CapturedBytes(b"", self.sender, self.connection, missing=missing)
 
     def _take_in_order(self, missing: int = 0) -> Iterator[CapturedBytes]:
         while self.held and self.next is not None:
@@ -119,45 +139,68 @@ def _compute_distance(sequence: int, reference: int) -> int:
     return (sequence - reference + 0x80000000 & 0xFFFFFFFF) - 0x80000000
 
 
-def read_packets(source: io.BufferedReader, name: str, ports: Collection[int] = ()) -> Iterator[CapturedBytes]:
+def read_packets(
+    source: io.BufferedReader, name: str, left_out: Counter[str], ports: Collection[int] = ()
+) -> Iterator[CapturedBytes]:
     """Yield the bytes of the connections in a packet capture.
 
     Args:
         source: the capture.
         name: its name, for errors.
+        left_out: counts the packets and connections that are left out, by their reason.
         ports: server ports; empty: all connections whose first bytes look like a frame.
 
     Raises:
-        UsageError: the file is no capture, or its link type is not supported.
+        UsageError: the file is no capture, or is damaged. Bytes before the damage are yielded before.
     """
-    connections = _CapturedConnections(ports)
-    for segment in _read_segments(source, name):
-        if not ports or segment.source[1] in ports or segment.target[1] in ports:
-            yield from connections.add_segment(segment)
+    connections = _CapturedConnections(ports, left_out)
+    damage: UsageError | None = None
+    try:
+        for packet in read_capture(source, name):
+            try:
+                segment = read_segment(packet)
+            except NoSegment as reason:
+                left_out[f"packets {reason}"] += 1
+                continue
+            if not ports or segment.source[1] in ports or segment.target[1] in ports:
+                yield from connections.add_segment(segment)
+            else:
+                left_out["packets of other ports"] += 1
+    except UsageError as error:
+        damage = error
     yield from connections.end()
+    if damage is not None:
+        raise damage
+
+
+Way = tuple[PacketEndpoint, PacketEndpoint]
 
 
 class _CapturedConnections:
-    def __init__(self, ports: Collection[int]) -> None:
+    """The connections of a capture. A new SYN begins another connection, also between known endpoints."""
+
+    def __init__(self, ports: Collection[int], left_out: Counter[str]) -> None:
         self._ports = ports
-        self._directions: dict[tuple[PacketEndpoint, PacketEndpoint], StreamDirection] = {}
+        self._left_out = left_out
+        self._directions: dict[Way, StreamDirection] = {}
 
     def add_segment(self, segment: TcpSegment) -> Iterator[CapturedBytes]:
-        tcp, there, back = segment.tcp, (segment.source, segment.target), (segment.target, segment.source)
-        if there not in self._directions:
+        there, back = (segment.source, segment.target), (segment.target, segment.source)
+        if self._begins_connection(segment):
+            yield from self._finish(there)
+            yield from self._finish(back)
             self._add_connection(segment)
         while len(self._directions) > MAX_DIRECTIONS:
-            yield from self._finish(next(iter(self._directions)))
-        syn = bool(tcp.flags & TH_SYN)
-        if syn:
-            self._directions[there].start(tcp.seq)
-        if tcp.data:
-            yield from self._filter_protocol(
-                there, self._directions[there].add_segment(tcp.seq + syn, bytes(tcp.data), segment.time)
-            )
-        if tcp.flags & TH_ACK and back in self._directions:
-            yield from self._filter_protocol(back, self._directions[back].receive_acknowledgement(tcp.ack))
-        if tcp.flags & TH_RST:
+            source, target = next(iter(self._directions))
+            for way in ((source, target), (target, source)):
+                yield from self._finish(way)
+                self._directions.pop(way, None)
+        yield from self._filter_protocol(there, self._take_segment(segment))
+        if segment.flags & TH_ACK and not self._directions[back].is_closed:
+            yield from self._filter_protocol(back, self._directions[back].receive_acknowledgement(segment.acknowledged))
+            yield from self._close_complete(back)
+        yield from self._close_complete(there)
+        if segment.flags & TH_RST:
             yield from self._finish(there)
             yield from self._finish(back)
 
@@ -165,95 +208,85 @@ class _CapturedConnections:
         for way in list(self._directions):
             yield from self._finish(way)
 
+    def _begins_connection(self, segment: TcpSegment) -> bool:
+        """Return whether a segment is not of the known connection between its endpoints."""
+        known = self._directions.get((segment.source, segment.target))
+        if known is None:
+            return True
+        if segment.flags & TH_SYN:
+            if known.is_closed and known.next == known.first:  # refused before; some systems try again with the number
+                return True
+            return known.first not in (None, segment.sequence + 1 & 0xFFFFFFFF)
+        if not known.is_closed or not segment.size or known.next is None:
+            return False
+        return not -_LATE_BYTES < _compute_distance(segment.sequence, known.next) <= 0
+
+    def _take_segment(self, segment: TcpSegment) -> Iterator[CapturedBytes]:
+        """Yield the bytes that a segment completes in its direction."""
+        direction = self._directions[segment.source, segment.target]
+        if direction.is_closed:
+            return
+        begin = segment.sequence + bool(segment.flags & TH_SYN) & 0xFFFFFFFF
+        if segment.flags & TH_SYN:
+            direction.start(begin)
+        if len(segment.data) < segment.size:
+            self._left_out["ends of packets that the capture cut off"] += 1
+        if segment.data and not segment.flags & TH_RST:  # the data of a reset is a message for people
+            yield from direction.add_segment(begin, segment.data, segment.time)
+        if segment.flags & TH_FIN:
+            direction.start(begin)
+            direction.end = begin + segment.size & 0xFFFFFFFF
+
+    def _close_complete(self, way: Way) -> Iterator[CapturedBytes]:
+        if self._directions[way].is_complete():
+            yield from self._finish(way)
+
     def _add_connection(self, segment: TcpSegment) -> None:
         from_client = _is_from_client(segment, self._ports)
         address, port = segment.source if from_client else segment.target
         label = f"{ip_address(address)}:{port}" if len(address) == 4 else f"[{ip_address(address)}]:{port}"
-        self._directions[segment.source, segment.target] = StreamDirection("C" if from_client else "S", label)
-        self._directions.setdefault(
-            (segment.target, segment.source), StreamDirection("S" if from_client else "C", label)
-        )
+        sender, receiver = "CS" if from_client else "SC"
+        port_known = segment.source[1] in USUAL_PORTS or segment.target[1] in USUAL_PORTS
+        joins = port_known and not segment.flags & TH_SYN
+        for way, name in (((segment.source, segment.target), sender), ((segment.target, segment.source), receiver)):
+            self._directions.pop(way, None)  # the newest direction comes last
+            self._directions[way] = StreamDirection(name, label, joins=joins)
 
-    def _filter_protocol(
-        self, way: tuple[PacketEndpoint, PacketEndpoint], chunks: Iterator[CapturedBytes]
-    ) -> Iterator[CapturedBytes]:
+    def _filter_protocol(self, way: Way, chunks: Iterator[CapturedBytes]) -> Iterator[CapturedBytes]:
         """Yield the chunks of a direction if its first bytes look like the protocol."""
         direction = self._directions[way]
         for chunk in chunks:
-            if direction.is_protocol is None:
-                direction.is_protocol = bool(self._ports) or is_probably_frame(chunk.data)
+            if direction.is_protocol is None and (self._ports or is_probably_frame(chunk.data)):
+                direction.is_protocol = True
+                chunk = chunk._replace(missing=chunk.missing + direction.skipped)
+            elif direction.is_protocol is None and direction.joins:
+                direction.skipped += chunk.missing + len(chunk.data)
+            elif direction.is_protocol is None:
+                direction.is_protocol = False
+                self._left_out[_NO_FRAME] += 1
             if direction.is_protocol:
                 yield chunk
 
-    def _finish(self, way: tuple[PacketEndpoint, PacketEndpoint]) -> Iterator[CapturedBytes]:
+    def _finish(self, way: Way) -> Iterator[CapturedBytes]:
+        """Yield the rest of a direction, and close it. Repetitions of its segments may still follow."""
         direction = self._directions.get(way)
-        if direction is None:
+        if direction is None or direction.is_closed:
             return
-        while direction.held:
-            yield from self._filter_protocol(way, direction.skip_gap())
-        del self._directions[way]
+        direction.is_closed = True
+        if direction.is_protocol is not None or direction.held:
+            yield from self._filter_protocol(way, direction.finish())
         if direction.is_protocol:
             yield CapturedBytes(b"", direction.sender, direction.connection, closed=True)
+        elif direction.is_protocol is None and direction.skipped:
+            self._left_out[_NO_FRAME] += 1
 
 
 def _is_from_client(segment: TcpSegment, ports: Collection[int]) -> bool:
     """Return whether the source of a connection's first segment is the client."""
-    if segment.tcp.flags & TH_SYN:
-        return not segment.tcp.flags & TH_ACK
+    if segment.flags & TH_SYN:
+        return not segment.flags & TH_ACK
     source, target = segment.source[1], segment.target[1]
     for known in (ports, USUAL_PORTS):
         if (source in known) != (target in known):
             return target in known
     return source > target
-
-
-def _read_segments(source: io.BufferedReader, name: str) -> Iterator[TcpSegment]:
-    """Yield the TCP segments of a file; other packets are skipped."""
-    import dpkt
-
-    try:
-        file = _BoundedFile(source)
-        ng = source.peek(4)[:4] == b"\x0a\x0d\x0d\x0a"
-        packets = (dpkt.pcapng if ng else dpkt.pcap).Reader(file)
-        link = packets.datalink()
-        for time, data in packets:
-            try:
-                packet = _parse_packet(link, data)
-            except (dpkt.Error, ValueError, IndexError):
-                continue  # truncated by the snap length, or malformed
-            if packet is None:
-                raise UsageError(f"{name}: link type {link}, expected Ethernet, Linux cooked, loopback or raw IP")
-            tcp = getattr(packet, "data", None)
-            if isinstance(packet, dpkt.ip.IP | dpkt.ip6.IP6) and isinstance(tcp, dpkt.tcp.TCP):
-                yield TcpSegment(float(time), (packet.src, tcp.sport), (packet.dst, tcp.dport), tcp)
-    except (dpkt.Error, ValueError) as error:
-        raise UsageError(f"{name}: not a packet capture that can be read: {error}") from error
-
-
-def _parse_packet(link: int, data: bytes) -> Any:
-    """Return the network packet in a captured packet; None for a link type that is not supported."""
-    import dpkt
-
-    if link in _RAW:
-        return dpkt.ip6.IP6(data) if data[0] >> 4 == 6 else dpkt.ip.IP(data)
-    carriers = {
-        dpkt.pcap.DLT_EN10MB: dpkt.ethernet.Ethernet,
-        dpkt.pcap.DLT_LINUX_SLL: dpkt.sll.SLL,
-        dpkt.pcap.DLT_LINUX_SLL2: dpkt.sll2.SLL2,
-        dpkt.pcap.DLT_NULL: dpkt.loopback.Loopback,
-        dpkt.pcap.DLT_LOOP: dpkt.loopback.Loopback,
-    }
-    return carriers[link](data).data if link in carriers else None
-
-
-class _BoundedFile:
-    """A file for dpkt with a limit for each read: dpkt trusts the lengths of blocks in the file."""
-
-    def __init__(self, source: io.BufferedReader) -> None:
-        self._source = source
-        self.name = "capture"
-
-    def read(self, size: int) -> bytes:
-        if not 0 <= size <= MAX_BLOCK:
-            raise ValueError(f"a block of {size} bytes, limit {MAX_BLOCK}")
-        return self._source.read(size)
