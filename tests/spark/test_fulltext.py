@@ -8,6 +8,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing, suppress
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,6 +20,12 @@ from hypothesis import strategies as st
 from penstock.errors import Error, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
+from penstock.spark.dependents.fulltext_words import (
+    InvalidQuery,
+    join_characters,
+    make_fts5_query,
+    separate_characters,
+)
 from penstock.spark.dependents.kinds import fulltext
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.lake.changelog.changelog_delta import find_delta
@@ -185,7 +192,7 @@ def test_unusual_documents_have_text(lake, value, wanted):
 
 
 @pytest.mark.parametrize(
-    "query", ["", '"open', "AND", "hop AND", "absent : hop", "(", "hop)", "^", "\ud800", "a\0b", "*"]
+    "query", ["", '"open', "AND", "hop AND", "(", "hop)", "^", "\ud800", "a\0b", "*", "+ & -", "OR OR hop"]
 )
 def test_invalid_query_raises_one_sentence(lake, index, query):
     append(lake, 0, [described(1, "hop")])
@@ -195,6 +202,94 @@ def test_invalid_query_raises_one_sentence(lake, index, query):
     assert "\n" not in str(caught.value)
     with pytest.raises(UsageError):
         index.matches(query)
+
+
+WORDS_AND_TEXTS = [
+    ("e-mail", "Send e-mail.", "mail e"),
+    ("C++", "C++ and C#", "b"),
+    ("don't", "I don't.", "t don"),
+    ("foo@bar.com", "to foo@bar.com!", "foo bar com"[::-1]),
+    (".NET", "in .NET 8", "nets"),
+    ("a:b", "a:b", "b a"),
+    ("AC/DC", "(AC/DC)", "DC AC"),
+    ("f(x)", "y = f(x)", "x f"),
+    ("hop-*", "hop-pocket", "pocket"),
+    ("e-ma*", "e-mail", "mail"),
+    ("100%", "100% malt", "10 0"),
+    ("hop & malt", "malt and hop", "hop"),
+    ("-hop", "hop", "malt"),
+    ("hop (dry OR wet)", "wet hop", "hop"),
+    ("(dry OR wet) hop", "wet hop", "hop"),
+    ("(a OR b) NOT (c OR d)", "a", "a d"),
+    ("(f(x) OR g)", "g", "f"),
+    ("NOT-A-WORD", "not a word", "not word"),
+    ('"dry finish" AND e-mail', "e-mail: dry finish", "e-mail: finish dry"),
+    ('"dry fin"*', "dry finish", "finish dry"),
+    ('NEAR(e-mail "dry hop", 3)', "e-mail of a dry hop", "e-mail of many words about dry hop"),
+    ("東京", "東京都", "京東"),
+    ("京都", "東京都", "京の都"),
+    ("都", "東京都", "東京"),
+    ("東京*", "東京都", "東"),
+    ("東京 OR 大阪", "大阪府", "東大"),
+    ("東京\u3000大阪", "大阪と東京", "東京"),
+    ('"東京 都"', "東京都", "都東京"),
+    ("Python入門", "Python入門書", "入門Python"),
+    ("入門", "Python入門書", "入 no 門"),
+    ("カタ", "カタカナ", "タカ"),
+    ("ภาษา", "เรียนภาษาไทย", "ไทย"),
+    ("서울", "서울에서", "울서"),
+    ("\U00020000", "\U00020000\U00020001", "\U00020001"),
+]
+
+
+@pytest.mark.parametrize(("query", "found", "other"), WORDS_AND_TEXTS)
+def test_words_are_found_with_any_characters(lake, query, found, other):
+    index = FullText(lake, "words")
+    texts = enumerate((found, other), 1)
+    append(lake, 0, [row(1, n, b"%d" % n, json.dumps({"t": text}).encode()) for n, text in texts])
+    catch_up(index, lake)
+    assert {key for _, _, key in index.matches(query)} == {b"1"}
+    (row_found,) = index.search(query).to_pylist()
+    assert "\x1f" not in row_found["snippet"]
+    assert row_found["snippet"].replace("[", "").replace("]", "") == found
+    check(index)
+
+
+def test_index_of_an_older_release_is_read_as_it_was_written(lake):
+    """Its texts have no separated characters, and neither have later ones."""
+    index = FullText(lake, "words")
+    append(lake, 0, [row(1, 1, b"a", '["東京都"]'.encode())])
+    catch_up(index, lake)
+    with sqlite3.connect(index.path) as connection:
+        connection.execute("DELETE FROM penstock WHERE name = 'separated'")
+        connection.execute("UPDATE documents SET text = replace(text, char(31), '')")
+        connection.execute("INSERT INTO search (search) VALUES ('rebuild')")
+    connection.close()
+    append(lake, 1, [row(1, 2, b"b", '["大阪府"]'.encode())])
+    catch_up(index, lake)
+    for word, keys in (("東京都", {b"a"}), ("大阪府", {b"b"}), ("東京", set()), ("大*", {b"b"})):
+        assert {key for _, _, key in index.matches(word)} == keys
+    check(index)
+
+
+@given(st.text(st.characters(codec="utf-8"), max_size=20), st.text(st.characters(codec="utf-8"), max_size=20))
+def test_any_query_is_answered_or_refused(query, text):
+    """No text is SQLite's error. A word finds its own text."""
+    with closing(sqlite3.connect(":memory:")) as connection:
+        connection.execute("CREATE VIRTUAL TABLE s USING fts5 (t, tokenize = unicode61)")
+        for each in (text, query):
+            connection.execute("INSERT INTO s VALUES (?)", [separate_characters(each).replace("\0", " ")])
+        with suppress(InvalidQuery):
+            translated = make_fts5_query(query, is_separated=True)
+            try:
+                found = connection.execute("SELECT rowid FROM s WHERE s MATCH ?", [translated]).fetchall()
+            except sqlite3.OperationalError as error:
+                assert "syntax error" in str(error)  # noqa: PT017 - only unbalanced parentheses and operators
+                assert re.search(r"[()]|AND|OR|NOT|NEAR", query)
+            else:
+                plain = not re.search(r'["()]|AND|OR|NOT|NEAR', query)
+                assert not plain or (2,) in found or not any(each.isascii() and each.isalnum() for each in query)
+    assert join_characters(separate_characters(text)) == text.replace("\x1f", " ")
 
 
 def test_invalid_index_is_refused(lake, index, tmp_path):

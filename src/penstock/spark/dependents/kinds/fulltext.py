@@ -19,6 +19,12 @@ import pyarrow as pa
 
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, refuse_missing_index, validate_name
+from penstock.spark.dependents.fulltext_words import (
+    InvalidQuery,
+    join_characters,
+    make_fts5_query,
+    separate_characters,
+)
 from penstock.spark.dependents.json_paths import find_values, parse_path
 from penstock.spark.dependents.registry import DependentKind, Operand, Question, register_kind
 from penstock.spark.lake.changelog.changelog_delta import CONTENT_SCHEMA, ChangelogDelta, RangeDelta
@@ -141,6 +147,7 @@ class FullText:
             if delta.is_full:
                 connection.execute("INSERT INTO search (search) VALUES ('delete-all')")
                 connection.execute("DELETE FROM documents")
+                _write_settings(connection, separated=1)  # an index of an older release may not have it
             rows = 0 if delta.is_full else settings.get("rows", 0)
             for part in delta.ranges:
                 rows += self._apply_range(connection, delta.read_range(part, CONTENT_SCHEMA), is_full=delta.is_full)
@@ -199,7 +206,7 @@ class FullText:
         Raises UsageError for an invalid query, and before the first delta was applied.
 
         Args:
-            query: FTS5's query language: words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*.
+            query: words, "a phrase", AND, OR, NOT, NEAR(a b), prefix*. A word may have any characters.
             limit: greatest number of documents.
 
         Returns:
@@ -218,7 +225,12 @@ class FullText:
         for key, vbucket, collection_id, scope, collection, seqno, history, score, snippet in rows:
             text = _decode_key(key)
             place = {"vbucket": vbucket, "collection_id": collection_id, "scope": scope, "collection": collection}
-            version = {"seqno": seqno, "history": history, "score": score, "snippet": _SEPARATOR.sub(" … ", snippet)}
+            version = {
+                "seqno": seqno,
+                "history": history,
+                "score": score,
+                "snippet": _SEPARATOR.sub(" … ", join_characters(snippet)),
+            }
             found.append({"key": text, "key_bytes": key if text is None else None, **place, **version})
         return pa.Table.from_pylist(found, schema=FOUND_SCHEMA)
 
@@ -233,21 +245,24 @@ class FullText:
             UsageError: the query is invalid, or no delta was applied yet.
             OperationalError: SQLite failed for another reason.
         """
-        if not self._read_state():
+        state = self._read_state()
+        if not state:
             raise UsageError(
                 f"there is no full-text index at {self.path}; expected the index of a pipeline that has run"
             )
         statement = f"SELECT {columns} FROM search JOIN documents d ON id = search.rowid WHERE search MATCH ? {rest}"
-        reason = _find_query_error(query)
-        if reason is None:
+        try:
+            translated = make_fts5_query(query, is_separated="separated" in state)
             with self._connect("ro") as connection:
                 try:
-                    return connection.execute(statement, (query, *values)).fetchall()
+                    return connection.execute(statement, (translated, *values)).fetchall()
                 except sqlite3.OperationalError as error:
                     # An invalid query is SQLite's general error; other codes have other reasons, such as a lock.
                     if error.sqlite_errorcode != sqlite3.SQLITE_ERROR:
                         raise
                     reason = str(error).removeprefix("fts5: ")
+        except InvalidQuery as error:
+            reason = str(error)
         raise UsageError(f'the query is {query!r}: {reason}; expected words, "a phrase", AND, OR, NOT, or a prefix*')
 
     def _create_tables(self, connection: sqlite3.Connection) -> None:
@@ -256,7 +271,7 @@ class FullText:
             return
         for statement in SCHEMA.split(";"):
             connection.execute(statement)
-        _write_settings(connection, paths=json.dumps(self.paths))
+        _write_settings(connection, paths=json.dumps(self.paths), separated=1)
 
     def _read_state(self) -> dict[str, Any]:
         """Return the settings in the file; empty without a file, or before its first transaction was committed.
@@ -286,13 +301,13 @@ class FullText:
         new = connection.executemany(
             'INSERT INTO documents (vbucket, collection_id, "key", scope, collection, history, seqno, "text")'
             " VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-            self._make_rows(delta.changes),
+            self._make_rows(delta.changes, is_separated="separated" in _read_settings(connection)),
         ).rowcount
         # FTS5 does not follow changes of a content table by itself.
         connection.execute('INSERT INTO search (rowid, "text") SELECT id, "text" FROM documents WHERE id > ?', [newest])
         return max(new, 0) - removed
 
-    def _make_rows(self, changes: pa.Table) -> Iterator[tuple[Any, ...]]:
+    def _make_rows(self, changes: pa.Table, *, is_separated: bool) -> Iterator[tuple[Any, ...]]:
         """Yield a row for each document that has text."""
         columns = ["vbucket", "collection_id", "scope", "collection", "history", "seqno", "value"]
         for start in range(0, changes.num_rows, CHUNK_ROWS):
@@ -300,7 +315,7 @@ class FullText:
             rows = documents.select(columns).add_column(2, "key", read_keys(documents))
             for *head, value in zip(*(column.to_pylist() for column in rows.columns), strict=True):
                 if text := extract_text(value or b"", self._names):
-                    yield (*head, text)
+                    yield (*head, separate_characters(text) if is_separated else text)
 
     @contextmanager
     def _connect(self, mode: str) -> Iterator[sqlite3.Connection]:
@@ -380,17 +395,6 @@ def _read_settings(connection: sqlite3.Connection) -> dict[str, Any]:
 
 def _write_settings(connection: sqlite3.Connection, **values: Any) -> None:
     connection.executemany("INSERT OR REPLACE INTO penstock VALUES (?, ?)", values.items())
-
-
-def _find_query_error(query: str) -> str | None:
-    """Return the reason why SQLite cannot accept the query as text, None if it can."""
-    if "\0" in query:
-        return "it has a zero character"
-    try:
-        query.encode()
-    except UnicodeEncodeError:
-        return "it is not Unicode"
-    return None
 
 
 def _decode_key(key: bytes) -> str | None:
