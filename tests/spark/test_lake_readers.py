@@ -1,8 +1,11 @@
 """Other programs read the written rows from both tables; Spark reads them by lists of files."""
 
 import importlib
+import re
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 import duckdb
 import polars as pl
@@ -141,3 +144,26 @@ def test_lakes_are_read_as_a_whole_or_in_part(lake):
     assert lake.changelog().schema.equals(CHANGE_SCHEMA)
     assert lake.changelog(["seqno"]).schema.names == ["seqno"]
     assert as_documents(lake.current()) == model(ROWS) == as_documents(lakes.read_table_documents(lake))
+
+
+RECIPE = re.search(
+    r"# Other programs read current as of its last merge\.\n(.*?)```",
+    (Path(__file__).parents[2] / "docs" / "tables.md").read_text(),
+    re.DOTALL,
+)
+BLANKS_AND_LETTERS = ["with blank", "é", "e\u0301", "東京"]
+SIGNS = ["x%y", "100%", "a#b", "a?b", "a*b", "[x]", "{a,b}", "a'b", 'a"b', "a+b", "a=b", "a&b"]
+
+
+@pytest.mark.parametrize("name", [*BLANKS_AND_LETTERS, *SIGNS])
+def test_documented_recipe_reads_a_lake_in_any_directory(name, tmp_path, monkeypatch):
+    """Spark's own reader is left out: the page names the paths that it cannot read."""
+    assert RECIPE is not None
+    lines = [line for line in RECIPE[1].splitlines() if not line.startswith("assert spark")]
+    assert len([line for line in lines if line.startswith("assert")]) == 6
+    lake = Lake(tmp_path / name / "lake")
+    append(lake, 0, [row(number, 1, b"%d" % number, b"{}") for number in range(10)])
+    merge_current(lake)
+    monkeypatch.chdir(tmp_path / name)
+    names = {"duckdb": duckdb, "pl": pl, "pd": pd, "DeltaTable": DeltaTable, "unquote": unquote}
+    exec("\n".join(lines), names)
