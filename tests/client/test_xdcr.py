@@ -12,7 +12,7 @@ from penstock.client.connect.address import parse_address
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.window_writer import RefusedRows
 from penstock.client.login.credentials import Credentials
-from penstock.errors import Error, Unreachable, UsageError
+from penstock.errors import Error, NoSuchCollection, Unreachable, UsageError
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
@@ -211,6 +211,17 @@ def test_a_missing_collection_is_an_error(nodes, urls):
     fill_collections(urls[0], "shop.hats")
     with pytest.raises(Error, match=r"no collection 'shop\.hats' in .*; create it"):
         replicate(*urls)
+
+
+@pytest.mark.parametrize(
+    ("rule", "missing"), [("shop.hat=shop.hats", "collection 'shop.hat'"), ("shpo=shop", "scope 'shpo'")]
+)
+def test_mapping_of_a_name_that_the_source_lacks_is_an_error(nodes, urls, rule, missing):
+    """A mapping that matches nothing replicates nothing."""
+    create_collections(nodes[0], "beer", "shop.hats")
+    with pytest.raises(NoSuchCollection, match=f"beer has no {missing}, which the mapping names"):
+        replicate(*urls, mapping=("_default=_default", rule))
+    assert replicate(*urls, mapping=("_default=_default", rule), missing_collection="wait").written == 0
 
 
 def test_replication_waits_for_a_missing_collection(nodes, urls, caplog):

@@ -28,6 +28,7 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = [
+    "DEFAULT_COLLECTIONS",
     "EVERYTHING",
     "PLAIN_CONTENT",
     "CollectionFilter",
@@ -67,6 +68,9 @@ class KnownCollections(NamedTuple):
             {name: each for name, each in self.collections.items() if each not in collections},
         )
 
+
+DEFAULT_COLLECTIONS = KnownCollections({DEFAULT_NAME: 0}, {(DEFAULT_NAME, DEFAULT_NAME): 0})
+"""Those of a bucket without collections."""
 
 _Id = Annotated[str, Meta(pattern="^[0-9a-fA-F]{1,8}$")]
 """An id in hexadecimal."""

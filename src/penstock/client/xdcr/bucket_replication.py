@@ -17,6 +17,7 @@ from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
 from penstock.client.documents.meta_requests import prepare_meta_writes
 from penstock.client.documents.window_writer import AcceptedStatuses, RefusedRows, WindowResult, WindowWriter
+from penstock.client.feeds.collection_selection import DEFAULT_COLLECTIONS, parse_manifest
 from penstock.client.feeds.stream_position import BEGINNING, Position
 from penstock.client.streams.persistence_gate import BranchLost, PersistenceGate
 from penstock.client.xdcr.change_reader import ChangeReader, ChangeWindow
@@ -143,6 +144,7 @@ class BucketReplication:
             for bucket in (self._source, self._target):
                 await stack.enter_async_context(bucket)
             bulk = await stack.enter_async_context(BulkWriter(self._target_address))
+            await self._check_mapping()
             resolution, is_source_persistent, is_target_persistent = await self._inspect_buckets()
             has_gate = is_source_persistent and not self._options.unpersisted
             start: Mapping[int, Position] | None = None
@@ -169,6 +171,14 @@ class BucketReplication:
         """Return how many seqnos the target is behind the source. Raises the errors of Bucket.high_seqnos."""
         high_seqnos, acknowledged = await self._source.high_seqnos(), self._tracker.acknowledged
         return sum(max(0, high - acknowledged.get(vb, BEGINNING).seqno) for vb, high in high_seqnos.items())
+
+    async def _check_mapping(self) -> None:
+        """Check that the source has the mapped names, unless the replication waits for collections."""
+        if self._selector.keeps_collections or self._options.missing_collection == "wait":
+            return
+        manifests = await self._source.node_reports.manifests()
+        known = max(map(parse_manifest, manifests), key=lambda each: each.uid, default=DEFAULT_COLLECTIONS)
+        self._selector.mapping.check_names(known, self._source_address)
 
     async def _inspect_buckets(self) -> tuple[str, bool, bool]:
         """Return the conflict resolution of both buckets, and whether source and target have a disk."""

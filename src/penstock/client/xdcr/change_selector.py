@@ -33,7 +33,7 @@ class ChangeSelector:
 
     def __init__(self, options: XdcrOptions) -> None:
         self.unreadable = UnreadableChanges()
-        self._mapping = CollectionMapping.parse(options.mapping or ())
+        self.mapping = CollectionMapping.parse(options.mapping or ())
         self._filter = ChangeFilter(options.filter_key, options.filter_value)
         skipped = {Event.DELETION: options.skip_deletions, Event.EXPIRATION: options.skip_expirations}
         self._skipped = pa.array([str(event) for event, is_skipped in skipped.items() if is_skipped], pa.string())
@@ -41,7 +41,7 @@ class ChangeSelector:
     @property
     def keeps_collections(self) -> bool:
         """Whether changes keep their collections."""
-        return self._mapping.keeps_names
+        return self.mapping.keeps_names
 
     def select_changes(self, table: pa.Table) -> tuple[pa.Table, int]:
         """Return the changes to replicate, and the number of changes of documents that were left out.
@@ -62,13 +62,13 @@ class ChangeSelector:
             chosen, reasons = self._filter.match_rows(documents)
             self.unreadable.add(documents["key"], reasons)
             documents = _take_rows(documents, np.flatnonzero(chosen))
-        if not self._mapping.keeps_names and len(documents):
+        if not self.mapping.keeps_names and len(documents):
             documents = self._map_collections(documents)
         return documents, count - len(documents)
 
     def _map_collections(self, documents: pa.Table) -> pa.Table:
         names, places = find_collections(RowColumns(documents), None, None)
-        targets = [self._mapping.find_target(name) for name in names]
+        targets = [self.mapping.find_target(name) for name in names]
         if None in targets:
             is_mapped = np.array([target is not None for target in targets])
             kept = np.flatnonzero(is_mapped[places])

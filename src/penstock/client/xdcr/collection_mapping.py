@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Self
 
 from penstock.client.documents.row_columns import TargetCollection
-from penstock.errors import UsageError
+from penstock.client.feeds.collection_selection import KnownCollections
+from penstock.errors import NoSuchCollection, UsageError
 
 __all__ = ["CollectionMapping"]
 
@@ -54,6 +55,21 @@ class CollectionMapping:
     def keeps_names(self) -> bool:
         """Whether all collections are replicated under their own names."""
         return not self.scopes and not self.collections
+
+    def check_names(self, known: KnownCollections, source: object) -> None:
+        """Check that the source has the scopes and collections of the rules.
+
+        Args:
+            known: those of the source.
+            source: the source, for the error.
+
+        Raises:
+            NoSuchCollection: it lacks one of them.
+        """
+        missing = [f"scope {name!r}" for name in self.scopes if name not in known.scopes]
+        missing += [f"collection {'.'.join(name)!r}" for name in self.collections if name not in known.collections]
+        if missing:
+            raise NoSuchCollection(f"{source} has no {missing[0]}, which the mapping names")
 
     def find_target(self, source: TargetCollection) -> TargetCollection | None:
         """Return the collection at the target; None if the source's collection is not replicated."""

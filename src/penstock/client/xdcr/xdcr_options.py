@@ -44,7 +44,9 @@ class XdcrOptions:
         flag="--map",
     )
     missing_collection: Literal["error", "wait"] = option(
-        one_of("error", "wait"), "action for a collection that the target does not have", default="error"
+        one_of("error", "wait"),
+        "action for a collection that the target does not have, and for a mapping's that the source does not have",
+        default="error",
     )
     unpersisted: bool = option(
         BOOLEAN, "replicate changes before they are on the source's disk; a crash may void them", default=False
