@@ -25,6 +25,7 @@ from penstock.node.auth.roles import User
 from penstock.node.auth.users import Account, Users, normalize_name
 from penstock.node.auth.verifier import Verifier
 from penstock.store.disk.bucket_files import Directory
+from penstock.text_files import decode_text
 from penstock.wire.values.scram import SCRAM
 
 __all__ = [
@@ -122,7 +123,7 @@ def read_users(path: Path) -> tuple[dict[str, Account], bytes]:
 
 def _parse_users(path: Path, text: bytes) -> tuple[dict[str, Account], bytes]:
     try:
-        fields: dict[str, Any] = json.loads(text)
+        fields: dict[str, Any] = json.loads(decode_text(text, str(path), "a file of users"))
         if fields["format"] != FORMAT:
             raise UsageError(f"{path}: format {fields['format']!r}, this version knows {FORMAT}")
         secret = b64decode(fields["secret"], validate=True)
