@@ -52,6 +52,27 @@ def test_session_state_of_java_dcp_client_is_read():
     assert found[15] == Position()
 
 
+@pytest.mark.parametrize(
+    ("file", "reader"),
+    [("java-session-state.json", "java-dcp-client"), ("go-dcp-checkpoints.json", "go-dcp")],
+)
+def test_positions_are_text(file, reader):
+    content, read = (FILES / file).read_bytes(), READERS[reader]
+    assert read(b"\xef\xbb\xbf" + content.replace(b"\n", b"\r\n"), "beer", "") == read(content, "beer", "")
+    with pytest.raises(PositionsUnreadable, match="begins the byte order mark of UTF-16"):
+        read(content.decode().encode("utf-16"), "beer", "")
+
+
+def test_lines_of_the_offsets_topic_are_text():
+    """Each part of a joined file may begin with a byte order mark. Only a line feed ends a line."""
+    lines = [
+        f'["x\u2028y",{json.dumps({"bucket": "beer", "partition": str(vb)})}]\t{{"bySeqno":{vb + 1}}}' for vb in (0, 1)
+    ]
+    for text in ("\n".join(lines), "\ufeff" + "\r\n\ufeff".join(lines) + "\r\n"):
+        found = read_kafka_offsets(text.encode(), "beer", "")
+        assert {vbucket: each.seqno for vbucket, each in found.items()} == {0: 1, 1: 2}
+
+
 def test_checkpoints_of_go_dcp_are_read():
     found = read_go_checkpoints((FILES / "go-dcp-checkpoints.json").read_bytes(), "default", UUID)
     assert found[0] == FIRST

@@ -57,6 +57,7 @@ TWO = SavedPositions(bucket="beer", uuid="u", vbuckets=4, by_vbucket={2: Positio
 @given(SAVED)
 def test_json_of_positions_is_read_back(saved):
     assert decode_positions(encode_positions(saved), "here") == saved
+    assert decode_positions(b"\xef\xbb\xbf" + encode_positions(saved), "here") == saved
 
 
 @given(st.binary())

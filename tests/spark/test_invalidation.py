@@ -347,7 +347,7 @@ def test_headers_from_file_or_environment_stay_secret(lake, server, tmp_path, mo
     caplog.set_level(logging.DEBUG)
     append(lake, 0, [row(1, 1, b"a", b"{}")])
     file = tmp_path / "headers"
-    file.write_text(f"Authorization: {SECRET}\n\nX-Cache : no\n".replace("X-Cache :", "X-Cache:"))
+    file.write_bytes(b"\xef\xbb\xbf" + f"Authorization: {SECRET}\r\n\r\nX-Cache: no\r\n".encode())
     monkeypatch.setenv("CACHE_HEADERS", f"authorization: {SECRET}")
     for name, where in (("one", {"headers_file": file}), ("two", {"headers_env": "CACHE_HEADERS"})):
         server.script.append(400)
@@ -402,6 +402,8 @@ BAD = [
     ({"retries": -1}, "retries is -1"),
     ({"name": "a/b"}, "the name is"),
     ({"headers_file": "/nowhere/headers"}, "No such file"),
+    ({"headers_file": "/"}, "/: Is a directory, expected lines of Name: value"),
+    ({"headers_file": "/dev/zero"}, "/dev/zero: more than 65536 bytes, expected lines of Name: value"),
     ({"headers_env": "NOT_THERE_AT_ALL"}, "the environment has no NOT_THERE_AT_ALL"),
     ({"headers_env": "BROKEN"}, "line 1 is not a header"),
     ({"headers_env": "HOST"}, "line 1 sets Host"),

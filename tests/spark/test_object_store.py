@@ -395,7 +395,7 @@ def test_store_that_stays_away_is_one_sentence_without_secrets(network, lake, mo
 def test_credentials_of_files(tmp_path):
     (tmp_path / ".aws").mkdir()
     (tmp_path / ".aws" / "credentials").write_text(
-        f"[default]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n[other]\naws_access_key_id = b\n"
+        f"\ufeff[default]\naws_access_key_id = a\naws_secret_access_key = {SECRET}\n[other]\naws_access_key_id = b\n"
     )
     (tmp_path / ".aws" / "config").write_text("[default]\nregion = eu-west-1\n[profile other]\nregion = eu-west-2\n")
     home = {"HOME": str(tmp_path)}

@@ -100,7 +100,7 @@ def load(
         return on_error == "skip"
 
     with open_input(file) as source:
-        lines = LineReader(source, file)
+        lines = LineReader(source, "standard input" if file == "-" else file)
 
         shown = show_transfer(
             "standard input" if file == "-" else os.path.basename(file),
