@@ -243,6 +243,16 @@ def test_dependents_that_were_never_written_are_shown_as_absent(run, file, node)
     assert all(part["is_new"] for part in parts)
 
 
+@pytest.mark.parametrize("others", [[], ["current"], ["changelog"]])
+@pytest.mark.parametrize("name", ["nope", "*", "../lake", "curren?", ""])
+def test_reset_of_an_unknown_table_removes_nothing(run, lake, name, others):
+    options = [option for table in (*others, name) for option in ("--table", table)]
+    code, out, err = run("pipeline", "reset", lake.path, *options, "--yes")
+    assert (code, out) == (2, "")
+    assert f"there is no {name!r} in {lake.path}, expected some of changelog" in err
+    assert run("pipeline", "show", lake.path, "current").code == 0
+
+
 def test_tables_are_compacted_vacuumed_and_removed(run, lake):
     before = run("pipeline", "show", lake.path, "current", "--json").out
     report = run("pipeline", "compact", lake.path, "--json").json

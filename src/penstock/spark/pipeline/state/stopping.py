@@ -88,6 +88,11 @@ def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
     Raises:
         UsageError: the lake has no table or dependent with such a name.
     """
+    known = _list_names(lake)
+    if missing := [name for name in tables if name not in known]:
+        raise UsageError(
+            f"there is no {missing[0]!r} in {lake.path}, expected some of {', '.join(sorted(known)) or 'nothing'}"
+        )
     if not tables or CHANGELOG_NAME in tables:
         found = [lake.path / name for name in ("changelog", "current", *_list_directories())]
         for row in list_lake_files():
@@ -96,11 +101,7 @@ def plan_removal(lake: LakeDirectory, tables: Sequence[str]) -> Removal:
         return Removal(lake, (), tuple(path for path in found if path.exists()))
     paths: list[LakePath] = []
     for name in tables:
-        places = [path for path in _list_paths(lake, name) if path.exists()]
-        if not places:
-            known = ", ".join(sorted(_list_names(lake))) or "nothing"
-            raise UsageError(f"there is no {name!r} in {lake.path}, expected some of {known}")
-        paths += places
+        paths += [path for path in _list_paths(lake, name) if path.exists()]
     return Removal(lake, tuple(tables), tuple(paths))
 
 
