@@ -55,7 +55,9 @@ def make_tcp(source: int, target: int, flags: int, sequence: int, acknowledged: 
     return struct.pack(">HHIIBBHHH", source, target, *numbers, 5 << 4, flags, 0xFFFF, 0, 0) + data
 
 
-def make_ip(source: str, target: str, payload: bytes, *, protocol=6, fragment=0, total=None, options=b"") -> bytes:
+def make_ip(
+    source: str, target: str, payload: bytes, *, protocol=6, fragment=0, total: int | None = None, options: bytes = b""
+) -> bytes:
     """Return a packet of IP. Options are those of IPv4, or extension headers whose first one is a hop-by-hop header."""
     there, back = ip_address(source).packed, ip_address(target).packed
     if len(there) == 16:

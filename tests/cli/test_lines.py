@@ -112,7 +112,8 @@ def test_any_bytes_are_a_document_or_a_bad_line(lines):
 def test_byte_order_marks_of_joined_files_are_skipped(mark, end):
     files = [mark + b'{"id": "a"}' + end, mark, mark + b'{"id": "b\xe2\x80\xa8"}' + end + end + b'{"id": "c\xc2\x85"}']
     found = [*read_documents(LineReader(io.BytesIO(b"".join(files)), "file"), "id")]
-    assert [(each.key.decode(), each.line) for each in found] == [("a", 1), ("b\u2028", 2), ("c\x85", 4)]
+    keys = [(each.key.decode(), each.line) for each in found if isinstance(each, LoadedDocument)]
+    assert keys == [("a", 1), ("b\u2028", 2), ("c\x85", 4)]
 
 
 def test_keys_are_strings_or_fields_of_objects():

@@ -52,7 +52,7 @@ def label(lines, client="127.0.0.1:50000"):
     return [f"{client} {line}" for line in lines]
 
 
-def read(capture: bytes, ports=()) -> tuple[dict[tuple[str, str], bytes], Counter]:
+def read(capture: bytes, ports=()) -> tuple[dict[tuple[str, str], bytes], Counter[str]]:
     """Return the bytes of each direction, and the counts of packets that were left out."""
     found: dict[tuple[str, str], bytes] = {}
     left_out: Counter[str] = Counter()

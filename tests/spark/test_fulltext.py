@@ -260,7 +260,7 @@ def test_index_of_an_older_release_is_read_as_it_was_written(lake):
     index = FullText(lake, "words")
     append(lake, 0, [row(1, 1, b"a", '["東京都"]'.encode())])
     catch_up(index, lake)
-    with sqlite3.connect(index.path) as connection:
+    with sqlite3.connect(str(index.path)) as connection:
         connection.execute("DELETE FROM penstock WHERE name = 'separated'")
         connection.execute("UPDATE documents SET text = replace(text, char(31), '')")
         connection.execute("INSERT INTO search (search) VALUES ('rebuild')")
