@@ -13,6 +13,7 @@ import re
 import stat
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -147,14 +148,18 @@ class LineReader:
         Raises:
             UsageError: the file begins in another encoding, or a line is too long.
         """
-        number = 0
-        while line := self._source.readline(MOST_LINE_BYTES + 1):
-            if not number and (fault := find_other_encoding(line)) is not None:
+        most, mark = MOST_LINE_BYTES, codecs.BOM_UTF8[0]
+        for number, line in enumerate(iter(partial(self._source.readline, most + 1), b""), 1):
+            size = len(line)
+            if number == 1 and (fault := find_other_encoding(line)) is not None:
                 raise UsageError(f"{self._place}: {fault}; expected {self._expected} in UTF-8")
-            number += 1
-            if len(line) > MOST_LINE_BYTES:
-                raise UsageError(f"{self._place} line {number}: more than {MOST_LINE_BYTES} bytes, the limit")
-            self.nbytes += len(line)
-            while line.startswith(codecs.BOM_UTF8):
-                line = line.removeprefix(codecs.BOM_UTF8)
-            yield line
+            if size > most:
+                raise UsageError(f"{self._place} line {number}: more than {most} bytes, the limit")
+            self.nbytes += size
+            yield _remove_marks(line) if line[0] == mark else line
+
+
+def _remove_marks(line: bytes) -> bytes:
+    while line.startswith(codecs.BOM_UTF8):
+        line = line.removeprefix(codecs.BOM_UTF8)
+    return line

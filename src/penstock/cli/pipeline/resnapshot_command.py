@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, warn
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import KEYS_HELP, FileOrLake, OneSource, select_lake
 from penstock.cli.pipeline.group import commands
@@ -54,10 +54,13 @@ def resnapshot(
     continue, and the command waits for it. Without a run, the next run reads the
     vbuckets. The exit code is 1 if the run does not finish within --timeout.
     """
+    from penstock.spark.pipeline.maintenance.document_selection import has_collection
     from penstock.spark.pipeline.state.resnapshot import request_resnapshot, wait_for_resnapshot
 
     choose = _make_choice(vbuckets, key, keys, collection)
     lake = select_lake(where, source)
+    if collection is not None and not has_collection(lake, collection):
+        warn(f"no change in {lake.path} is in the collection {collection!r}; all its vbuckets are read again")
     histories = request_resnapshot(lake, choose)
     with show_status(f"Waiting for the run of {lake.path}", is_quiet=quiet or as_json):
         is_done = wait_for_resnapshot(lake, histories, timeout)
