@@ -280,7 +280,7 @@ def test_invalid_input_is_reported(run, text, code, reason):
             b"\xff\xfe8\x000\x00",
             "byte 1, 0xff, begins the byte order mark of UTF-16; expected frames, or text in UTF-8",
         ),
-        (b"\x1f\x8b\x08", "standard input is compressed with gzip, expected frames; try zcat"),
+        (b"\x1f\x8b\x08", "standard input is compressed with gzip, expected frames; decompress it first"),
     ],
 )
 def test_input_of_another_kind_is_refused(run, begin, reason):

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from penstock.cli.capture import packets
 from penstock.cli.capture.capture_files import read_capture
 from penstock.cli.capture.frame_text import make_peekable
-from penstock.cli.capture.packets import MAX_HELD, StreamDirection, read_packets
+from penstock.cli.capture.packets import MAX_HELD, MAX_OVERDUE, StreamDirection, read_packets
 from penstock.errors import UsageError
 from tests.cli.captures import (
     ACK,
@@ -86,6 +86,7 @@ def test_missing_segment_is_given_up_at_a_limit_or_once_it_is_acknowledged():
     direction.start(1)
     assert not list(direction.add_segment(11, b"b", 0.0))
     assert not list(direction.receive_acknowledgement(1))
+    assert not [chunk for _ in range(MAX_OVERDUE) for chunk in direction.receive_acknowledgement(12)]
     assert [(chunk.data, chunk.missing) for chunk in direction.receive_acknowledgement(12)] == [(b"b", 10)]
     piece = bytes(MAX_HELD // 4)
     held = [chunk for at in range(5) for chunk in direction.add_segment(20 + at * len(piece), piece, 0.0)]
@@ -346,6 +347,13 @@ def test_end_before_its_last_segments_waits_for_them(run):
     *others, last, end = conversation.packets
     done = run("decode", stdin=write_pcap([*others, end, last], RAW))
     assert (done.code, done.lines) == (0, label(LINES))
+
+
+@given(st.randoms(use_true_random=False))
+def test_packets_a_few_places_too_early_or_late_are_put_in_order(chance):
+    """Also acknowledgements before the segments that they acknowledge."""
+    places = sorted(range(len(IP)), key=lambda number: number + chance.random() * 8 if number > 1 else number)
+    assert read(write_pcap([IP[number] for number in places], RAW)) == read(write_pcap(IP, RAW))
 
 
 def test_lost_packet_is_reported_and_the_next_message_is_found(run):

@@ -164,7 +164,7 @@ def detect_format(source: io.BufferedReader, name: str) -> str:
     if begin[:4] in {*PCAP_MAGICS, PCAPNG_MAGIC}:
         return "pcap"
     if begin.startswith(_GZIP):
-        raise UsageError(f"{name} is compressed with gzip, expected frames; try zcat {name} | penstock decode -")
+        raise UsageError(f"{name} is compressed with gzip, expected frames; decompress it first, for example with zcat")
     if begin.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):
         raise UsageError(f"{name}: {find_other_encoding(begin)}; expected frames, or text in UTF-8")
     text = begin.removeprefix(_BOM)

@@ -29,6 +29,8 @@ MAX_HELD = 4 * 1024 * 1024
 """Bytes of a direction that are buffered while an earlier segment is missing."""
 MAX_WAITING = 4096
 """Buffered segments of a direction; the limit bounds the time of a search among them."""
+MAX_OVERDUE = 16
+"""Acknowledgements after which a missing segment that was acknowledged is given up."""
 MAX_DIRECTIONS = 20_000
 """Tracked directions; above this number the oldest direction is closed."""
 _LATE_BYTES = 1 << 24
@@ -47,6 +49,7 @@ class StreamDirection:
         end: the sequence number after the last byte; None before a FIN.
         acknowledged: the newest number that the other end acknowledged.
         held: segments that came too early: sequence number -> bytes and time.
+        overdue: acknowledgements since the other end acknowledged a missing segment.
         is_protocol: whether the bytes are frames of the protocol; None before the first bytes.
         is_closed: no more bytes are expected.
         joins: whether the capture begins within a connection of a usual port: a frame may begin later.
@@ -60,6 +63,7 @@ class StreamDirection:
     end: int | None = None
     acknowledged: int | None = None
     held: dict[int, tuple[bytes, float | None]] = field(default_factory=dict)
+    overdue: int = 0
     is_protocol: bool | None = None
     is_closed: bool = False
     joins: bool = False
@@ -81,10 +85,17 @@ class StreamDirection:
             yield from self.skip_gap()
 
     def receive_acknowledgement(self, sequence: int) -> Iterator[CapturedBytes]:
-        """Yield the bytes after gaps before a number that the other end acknowledged: the gaps were not captured."""
+        """Yield the bytes after gaps before a number that the other end acknowledged: the gaps were not captured.
+
+        A capture may have an acknowledgement a little before its segments, so some more are awaited.
+        """
         if self.acknowledged is None or _compute_distance(sequence, self.acknowledged) > 0:
             self.acknowledged = sequence
-        while self.next is not None and self.held and _compute_distance(sequence, self.next) > 0:
+        if self.next is None or not self.held or _compute_distance(self.acknowledged, self.next) <= 0:
+            self.overdue = 0
+            return
+        self.overdue += 1
+        while self.overdue > MAX_OVERDUE and self.held and _compute_distance(self.acknowledged, self.next) > 0:
             yield from self.skip_gap()
 
     def skip_gap(self) -> Iterator[CapturedBytes]:
