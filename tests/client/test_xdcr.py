@@ -12,7 +12,7 @@ from penstock.client.connect.address import parse_address
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.window_writer import RefusedRows
 from penstock.client.login.credentials import Credentials
-from penstock.errors import Error, NoSuchCollection, Unreachable, UsageError
+from penstock.errors import Error, NoSuchCollection, PositionOfOtherBucket, Unreachable, UsageError
 from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
@@ -148,9 +148,29 @@ def test_buckets_with_different_conflict_resolution_are_refused(nodes, urls):
         replicate(urls[0], nodes[1].url("last"))
 
 
-def test_a_bucket_is_not_replicated_to_itself(urls):
-    with pytest.raises(UsageError, match="expected different buckets"):
-        BucketReplication(urls[0], urls[0])
+@pytest.mark.parametrize(
+    ("old", "new"), [("", ""), ("127.0.0.1", "localhost"), ("couchbase://", "couchbase://localhost:1,")]
+)
+def test_a_bucket_is_not_replicated_to_itself(urls, old, new):
+    with pytest.raises(UsageError, match="are the same bucket, expected different buckets"):
+        replicate(urls[0], urls[0].replace(old, new))
+
+
+def test_a_bucket_is_not_replicated_to_its_mirror(nodes, urls):
+    """The mirror has another uuid, and the same history: each change would come back by it."""
+    store(urls[0], numbered(0, 3))
+    with Node.running(follow=urls[0]) as mirror, pytest.raises(UsageError, match="are the same bucket"):
+        replicate(mirror.url("beer"), urls[0])
+
+
+def test_a_state_of_another_source_is_refused(nodes, urls, tmp_path):
+    """A bucket of the same name has other documents under the same seqnos."""
+    state = str(tmp_path / "state")
+    store(urls[0], numbered(0, 3))
+    replicate(*urls, state=state)
+    create_bucket(nodes[0], "second")
+    with pytest.raises(PositionOfOtherBucket, match="found the bucket uuid "):
+        replicate(nodes[0].url("second"), urls[1], state=state)
 
 
 # Choice

@@ -18,7 +18,7 @@ from penstock.client.xdcr.checkpoint import Checkpoint, CheckpointTracker, find_
 from penstock.client.xdcr.collection_mapping import CollectionMapping
 from penstock.client.xdcr.state_file import StateFile
 from penstock.client.xdcr.xdcr_options import XdcrOptions
-from penstock.errors import UsageError
+from penstock.errors import PositionOfOtherBucket, UsageError
 from penstock.wire.messages.kv import FailoverEntry
 from tests.client.test_saved_positions import positions
 
@@ -312,11 +312,13 @@ def test_state_file_returns_the_checkpoint(tmp_path_factory, found, ends):
 
     async def write_and_read(checkpoint):
         await file.write(checkpoint, source)
-        return await file.read()
+        return await file.read(source)
 
-    assert asyncio.run(file.read()) == Checkpoint()
+    assert asyncio.run(file.read(source)) == Checkpoint()
     for checkpoint in (Checkpoint({1: Position(seqno=1, snap_end=1)}, {}), Checkpoint(found, ends)):
         assert asyncio.run(write_and_read(checkpoint)) == checkpoint
+    with pytest.raises(PositionOfOtherBucket, match="found the bucket uuid u, expected v"):
+        asyncio.run(file.read(source._replace(uuid="v")))
 
 
 def test_incomplete_statistics_name_no_vbucket():

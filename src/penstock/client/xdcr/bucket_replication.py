@@ -13,6 +13,7 @@ from typing import Literal
 import pyarrow as pa
 
 from penstock.client.bucket import Bucket
+from penstock.client.bucket_identity import read_identity
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.documents.bulk import BulkWriter
 from penstock.client.documents.meta_requests import prepare_meta_writes
@@ -112,7 +113,7 @@ class BucketReplication:
         progress: the numbers so far.
 
     Raises:
-        UsageError: an option is invalid, or both buckets are the same.
+        UsageError: an option is invalid.
     """
 
     def __init__(
@@ -127,8 +128,6 @@ class BucketReplication:
         self._source_address = parse_address(source) if isinstance(source, str) else source
         self._target_address = parse_address(target) if isinstance(target, str) else target
         self._selector = ChangeSelector(self._options)
-        if str(self._source_address) == str(self._target_address) and self._selector.keeps_collections:
-            raise UsageError(f"source and target are both {self._source_address}, expected different buckets")
         path = self._options.state_path
         self._state = None if path is None else StateFile(path, self._options.describe_selection())
         self._on_refused = on_refused
@@ -139,10 +138,11 @@ class BucketReplication:
 
     async def run(self) -> XdcrProgress:
         """Replicate. Raises the errors of change streams and of bulk writes, and Error for a missing collection."""
-        checkpoint = Checkpoint() if self._state is None else await self._state.read()
         async with AsyncExitStack() as stack:
             for bucket in (self._source, self._target):
                 await stack.enter_async_context(bucket)
+            await self._check_buckets()
+            checkpoint = Checkpoint() if self._state is None else await self._state.read(await self._source.cluster())
             bulk = await stack.enter_async_context(BulkWriter(self._target_address))
             await self._check_mapping()
             resolution, is_source_persistent, is_target_persistent = await self._inspect_buckets()
@@ -171,6 +171,21 @@ class BucketReplication:
         """Return how many seqnos the target is behind the source. Raises the errors of Bucket.high_seqnos."""
         high_seqnos, acknowledged = await self._source.high_seqnos(), self._tracker.acknowledged
         return sum(max(0, high - acknowledged.get(vb, BEGINNING).seqno) for vb, high in high_seqnos.items())
+
+    async def _check_buckets(self) -> None:
+        """Check that the target is another bucket: addresses may be spelt in many ways.
+
+        Raises:
+            UsageError: both are the same bucket, or copies with the same history.
+        """
+        if not self._selector.keeps_collections:
+            return
+        source, target = [await read_identity(bucket) for bucket in (self._source, self._target)]
+        if source.is_same_bucket(target):
+            raise UsageError(
+                f"source {self._source_address} and target {self._target_address} are the same bucket,"
+                " expected different buckets"
+            )
 
     async def _check_mapping(self) -> None:
         """Check that the source has the mapped names, unless the replication waits for collections."""

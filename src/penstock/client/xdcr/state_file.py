@@ -12,6 +12,7 @@ from msgspec import convert
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.feeds.stream_position import SnapshotEnd
 from penstock.client.positions.file_positions import FilePositions
+from penstock.client.positions.position_checks import check_bucket
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.xdcr.checkpoint import Checkpoint
 from penstock.errors import Error, PositionsUnreadable, UsageError
@@ -34,8 +35,16 @@ class StateFile:
     path: Path
     selection: Mapping[str, Any]
 
-    async def read(self) -> Checkpoint:
+    async def read(self, source: ClusterMap) -> Checkpoint:
         """Return the checkpoint; the beginning if there is no file.
+
+        Raises PositionOfOtherBucket if the file belongs to another source.
+
+        Args:
+            source: the cluster map of the source bucket.
+
+        Returns:
+            The checkpoint.
 
         Raises:
             Error: the file is damaged.
@@ -56,6 +65,7 @@ class StateFile:
                 f"{self.path} has the position of a replication with other options: "
                 f"{', '.join(changed) or 'unknown'}; remove it to start over"
             )
+        check_bucket(saved, source.uuid, source.vbuckets, str(self.path))
         return Checkpoint(saved.by_vbucket, target_ends)
 
     async def write(self, checkpoint: Checkpoint, source: ClusterMap) -> None:
