@@ -141,7 +141,14 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
 
 
 @pytest.fixture
-def file(tmp_path, node):
+def cache():
+    """The URL of a server that accepts connections."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def file(tmp_path, node, cache):
     """The file of a pipeline with two sources, which has never run."""
     path = tmp_path / "two.toml"
     path.write_text(
@@ -149,7 +156,7 @@ def file(tmp_path, node):
         f'[source.b]\nurl = "{node.url("default")}"\n[[index]]\nname = "i"\nsource = "a"\npath = "abv"\n'
         '[[fulltext]]\nname = "t"\nsource = "a"\n'
         f'[[sink]]\nkind = "bucket"\nname = "copy"\nsource = "b"\nurl = "{node.url("beer")}"\n'
-        '[[sink]]\nkind = "invalidate"\nname = "cache"\nsource = "b"\nurl = "http://127.0.0.1:1/drop?key=tenpence"\n'
+        f'[[sink]]\nkind = "invalidate"\nname = "cache"\nsource = "b"\nurl = "{cache}/drop?key=tenpence"\n'
     )
     return path
 
@@ -161,7 +168,7 @@ def test_file_is_validated_without_and_with_its_buckets(run, file, node):
     answer = run("pipeline", "validate", file, "--connect", "--json").json
     assert answer["sources"] == ["a", "b"]
     assert [line.partition(": ")[2] for line in answer["buckets"]] == [
-        "16 vbuckets, 0 seqnos", "16 vbuckets, 0 seqnos", "16 vbuckets, target of writes",
+        "16 vbuckets, 0 seqnos", "16 vbuckets, 0 seqnos", "16 vbuckets, target of writes", "answers",
     ]  # fmt: skip
     good = file.read_text()
     for old, new, expected, sentence in (
@@ -175,7 +182,7 @@ def test_file_is_validated_without_and_with_its_buckets(run, file, node):
         assert (code, sentence in err) == (expected, True), err
 
 
-def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node):
+def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node, cache):
     on_beer("load", "-", "--key", "id", stdin=b'{"id": "beer-1"}\n{"id": "brewery-1"}')
     first, second = run("pipeline", "plan", file, "--json").json_lines
     assert (first["name"], first["lag"], first["filters"]) == (
@@ -189,12 +196,15 @@ def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node):
     assert [part["kind"] for part in second["parts"]] == ["delta", "delta", "bucket", "invalidate"]
     assert (first["lake"]["state"], second["lag"]) == ("new", 0)
     assert not (file.parent / "two").exists()
-    assert second["parts"][-1]["place"] == "http://127.0.0.1:1/drop"
+    assert second["parts"][-1]["place"] == f"{cache}/drop"
     text = run("pipeline", "plan", file).out
     assert "behind                   2 seqnos" in text
     assert "tenpence" not in text
     file.write_text(file.read_text().replace(node.url("beer"), "couchbase://127.0.0.1:1/beer?retrySeconds=0.1"))
-    assert "behind                   unknown: " in run("pipeline", "plan", file).out
+    code, text, _ = run("pipeline", "plan", file)
+    assert code == 1
+    assert "behind                   unknown: " in text
+    assert "not checked              collections and vbuckets of the bucket, and whether it is the bucket of" in text
 
 
 def test_plan_names_the_pages_of_a_run(run, file):

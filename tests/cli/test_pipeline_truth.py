@@ -1,16 +1,21 @@
 """`penstock pipeline plan` and `validate` agree with `run`: refusals that are found before Spark starts."""
 
 import json
+import re
 
 import pytest
 
+from penstock.client.blocking import LoopThread
 from penstock.errors import UsageError
 from penstock.spark import Lake
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.pipeline.checks.check_list import list_checks
+from penstock.spark.pipeline.checks.run_check import CheckContext, Need, walk_checks
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
-from penstock.spark.pipeline.run.sql_checks import find_sql_errors
 from penstock.spark.pipeline.state.run_state import store_content
+from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.runtime.sql_analyzer import open_analyzer
 from penstock.spark.source.offsets import make_first_offset
 from tests.spark.lakes import append, checkpoint, row
@@ -76,7 +81,6 @@ def file(tmp_path, node):
     ],
 )
 def test_plan_and_run_refuse_a_changed_declaration_with_one_sentence(run, file, node, old, new, sentence):
-    assert run("pipeline", "plan", file).code == 0
     file.write_text(file.read_text().replace(old, new.format(url=node.url("default"))))
     code, out, _ = run("pipeline", "plan", file, "--json")
     refusal = json.loads(out.splitlines()[0])["refusal"]
@@ -85,6 +89,30 @@ def test_plan_and_run_refuse_a_changed_declaration_with_one_sentence(run, file, 
     with pytest.raises(UsageError) as raised:
         run_pipeline(read_definition(str(file)))
     assert str(raised.value) == refusal
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "sentence"),
+    [
+        ('collections = ["ale"]\n', 2, "the bucket has no collection '_default.ale'"),
+        ('vbuckets = "16-20"\n', 2, "vbuckets has 16, but "),
+        ("paused = true\n", 2, "all sources are paused: s"),
+        ("[source.two]\nurl = 'couchbase://127.0.0.1:1/b?retrySeconds=0.05'\n", 1, "127.0.0.1:1/b did not serve for"),
+        ("[source.two]\nurl = '{root}/absent'\n", 2, "no bucket 'absent'"),
+        ("[[sink]]\nkind = 'bucket'\nname = 'a'\nurl = '{root}/absent'\n", 2, "no bucket 'absent'"),
+        ("[[sink]]\nkind = 'bucket'\nname = 'a'\nurl = '{spelt}'\n", 2, "the bucket of its source; expected another"),
+    ],
+)
+def test_plan_and_run_end_with_one_exit_code(run, node, tmp_path, lines, code, sentence):
+    url, path = node.url("beer"), tmp_path / "pipeline.toml"
+    places = {"root": url.removesuffix("/beer"), "spelt": url.replace("127.0.0.1", "localhost")}
+    path.write_text(f'lake = "lake"\n[source.s]\nurl = "{url}"\n{lines.format(**places)}')
+    planned, ran = run("pipeline", "plan", path, "--json"), run("pipeline", "run", path, "--available-now")
+    (refusal,) = {each["refusal"] for each in planned.json_lines} - {None}
+    assert (planned.code, ran.code) == (code, code)
+    assert sentence in refusal
+    assert re.sub(r" [0-9.]+ s ", "", f"penstock: {refusal}\n") in re.sub(r" [0-9.]+ s ", "", ran.err)
+    assert not (tmp_path / "lake").exists()
 
 
 def test_an_index_of_one_source_is_found_without_the_source(run, tmp_path):
@@ -110,6 +138,8 @@ def test_an_index_of_one_source_is_found_without_the_source(run, tmp_path):
     assert "--source is not given, expected a, b" in run("pipeline", "find", path, "by_abv", 5.1).err
 
 
+@pytest.mark.process
+@pytest.mark.long
 def test_removed_indexes_are_named_by_plan_and_status(run, file):
     text = file.read_text()
     assert run("pipeline", "status", file, "--json").json["removed"] == []
@@ -129,7 +159,8 @@ def test_validate_names_the_place_of_an_unusable_transform(run, tmp_path):
     (tmp_path / "beers.py").write_text("def clean(changes):\n    return 5\n")
     path = tmp_path / "pipeline.toml"
     path.write_text('lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\ntransform = "beers:clean"\n')
-    code, _, err = run("pipeline", "validate", path)
+    assert run("pipeline", "validate", path).code == 0
+    code, _, err = run("pipeline", "validate", path, "--execute")
     assert (code, err) == (
         2,
         f"penstock: {path}: [source.s] the transform beers:clean returned int, expected a RecordBatch or Table of"
@@ -144,10 +175,13 @@ def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):
         text = f'lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\nwhere = "{where}"\nvalue_schema = "{SCHEMA}"\n'
         sink = f'[[sink]]\nkind = "bucket"\nname = "copy"\nurl = "couchbase://h/c"\nsql = "{sql}"\n'
         path.write_text(text + sink)
-        return list(find_sql_errors(read_definition(str(path)), analyzer))
+        definition = read_definition(str(path))
+        checks = list_checks(definition, find_source_lakes(definition).declared)
+        context = CheckContext(BucketAnswers(loop), Need.SQL, analyzer)
+        return [str(each.error) for each in walk_checks(checks, context) if each.error is not None]
 
     path = tmp_path / "pipeline.toml"
-    with open_analyzer() as analyzer:
+    with open_analyzer() as analyzer, LoopThread() as loop:
         for where, sql in VALID_SQL:
             assert errors(where, sql) == []
         for where, sentence in INVALID_CONDITIONS:
@@ -157,7 +191,9 @@ def test_sql_that_spark_cannot_run_is_found_without_a_session(run, tmp_path):
             )
         for sql, sentence in INVALID_QUERIES:
             (found,) = errors("abv > 5", sql)
-            assert found.startswith(f"[[sink]] copy sql is {sql!r}, expected a query on the view changes: {sentence}")
+            expected = f"[[sink]] copy sql is {sql!r}, "
+            assert found.startswith(expected)
+            assert sentence in found
     path.write_text('lake = "lake"\n[source.s]\nurl = "couchbase://h/b"\nwhere = "abv >"\n')
     code, _, err = run("pipeline", "validate", path)
     assert (code, err) == (
@@ -184,9 +220,20 @@ INVALID_CONDITIONS = [
     ("_change.age > 5", "[FIELD_NOT_FOUND] "),
     ("abv", "[DATATYPE_MISMATCH.DATA_DIFF_TYPES] "),
     ("strong(abv)", "it calls a function that Spark does not have"),
+    ("max(abv) > 5", "[INVALID_WHERE_CONDITION] "),
+    ("count(*) > 0", "[INVALID_WHERE_CONDITION] "),
+    ("row_number() OVER (ORDER BY abv) < 5", "[WINDOW_FUNCTION_NOT_ALLOWED_IN_CLAUSE] "),
+    ("explode(tags) = 'a'", "[UNSUPPORTED_GENERATOR."),
+    ("any(abv > 5)", "[INVALID_WHERE_CONDITION] "),
+    ("(abv, abv)", "[DATATYPE_MISMATCH."),
+    ("monotonically_increasing_id() = 0", "Expression(s): monotonically_increasing_id() is not supported"),
 ]
 INVALID_QUERIES = [
     ("SELEC * FROM changes", "[PARSE_SYNTAX_ERROR] "),
     ("SELECT * FROM change", "[TABLE_OR_VIEW_NOT_FOUND] "),
     ("SELECT abv FROM changes", "[UNRESOLVED_COLUMN.WITH_SUGGESTION] "),
+    ("DROP VIEW changes", "[PARSE_SYNTAX_ERROR] "),
+    ("SELECT * EXCEPT (cas) FROM changes", "whose result is refused: no column 'cas', expected key, value, cas, "),
+    ("SELECT *, 1 AS abv FROM changes", "whose result is refused: column 'abv' means nothing to operation with-meta"),
+    ("SELECT * EXCEPT (key), 5 AS key FROM changes", "whose result is refused: column 'key' is int32, expected a "),
 ]

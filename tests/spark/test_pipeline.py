@@ -4,6 +4,7 @@ import json
 import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
-from penstock.spark.pipeline.run.run_plan import check_buckets, plan_run
+from penstock.spark.pipeline.run.run_plan import plan_run, validate_definition
 from penstock.spark.pipeline.run.spark_failure import parse_failure, translate_errors
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.pipeline.state.run_progress import SourceProgress
@@ -193,10 +194,10 @@ def test_a_server_without_dcp_is_refused_before_spark_starts(node, lake):
             "is Couchbase 2.5.1, which has no DCP: try protocol=tap, "
             "which all but pipelines and streaming queries can use"
         )
-        for use in (run_pipeline, check_buckets):
+        for use in (run_pipeline, partial(validate_definition, connect=True, execute=True)):
             with pytest.raises(UnsupportedServer, match=expected):
                 use(definition)
-        (planned,) = plan_run(definition)
+        (planned,) = plan_run(definition).sources
         assert planned.unreachable == f"127.0.0.1:{server.port} {expected}"
     assert not lake.path.exists() or not [*lake.path.iterdir()]
 

@@ -89,7 +89,7 @@ def test_every_table_of_a_file_takes_effect(spark, tmp_path, closed_port):
         definition = read_definition(str(path))
         lakes = [Lake(definition.locate_lake(source)) for source in definition.sources]
         documents.store(beers(0, 200) | {"brewery-1": b'{"name": "Bamberg"}', "note": b"\xff not JSON"})
-        assert [source.lag for source in plan_run(definition)] == [202, 202]
+        assert [source.lag for source in plan_run(definition).sources] == [202, 202]
         copy.keys = documents.keys
 
         ended = run_pipeline(definition, available_now=True, spark=spark)
@@ -103,7 +103,7 @@ def test_every_table_of_a_file_takes_effect(spark, tmp_path, closed_port):
         assert (dependents["current"].error, dependents["words"].version) == (None, 0)
         assert f"127.0.0.1:{closed_port}" in (dependents["cache"].error or "")
         assert ended[0].schema_changes == ()
-        assert [source.lag for source in plan_run(definition)] == [0, 0]
+        assert [source.lag for source in plan_run(definition).sources] == [0, 0]
 
         documents.store(beers(0, 50, more=0.5) | beers(50, 100, more=-6.0) | {"beer-500": b'{"abv": 9, "ibu": 30}'})
         documents.remove(["beer-197", "beer-1"])
@@ -142,7 +142,7 @@ def test_invalid_filter_raises_one_sentence(spark, documents, tmp_path, capfd, w
     )
     with pytest.raises(UsageError) as raised:
         run_pipeline(read_definition(str(path)), available_now=True, spark=spark)
-    assert str(raised.value).startswith(sentence)
+    assert str(raised.value).startswith(f"[source.s] {sentence}")
     assert "\n" not in str(raised.value)
     assert capfd.readouterr().err == ""
     path.write_text(path.read_text().replace(f'"{where}"', '"abv > 3"'))
@@ -171,7 +171,7 @@ def test_plain_parquet_has_only_a_changelog(spark, documents, lake, tmp_path):
     for rows in (20, 0):
         (progress,) = run_pipeline(definition, available_now=True, spark=spark)
         assert (progress.rows, progress.changelog_rows, progress.lag, progress.dependents) == (rows, 20, 0, ())
-    assert [source.lag for source in plan_run(definition)] == [0]
+    assert [source.lag for source in plan_run(definition).sources] == [0]
     found = read_status(lake)
     assert found.changelog is not None
     assert (found.state, found.changelog.rows, found.version) == ("ended", 20, 0)
@@ -186,7 +186,7 @@ def test_iceberg_tables_have_dependents_and_all_readers(spark, documents, lake, 
     tables = 'format = "iceberg"\ncatalog = "sqlite:///catalog.sqlite"\n[[index]]\nname = "by_abv"\npath = "abv"'
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\ntype = "double"\n')
     definition = read_definition(str(path))
-    (planned,) = plan_run(definition)
+    (planned,) = plan_run(definition).sources
     assert [(part.name, part.kind) for part in planned.parts[:2]] == [("changelog", "iceberg"), ("current", "iceberg")]
     documents.store(beers(0, 20))
     for rows in (20, 0, 1):

@@ -122,7 +122,7 @@ def test_a_kind_is_one_module(key_lists, node, tmp_path, capsys):
     (source,) = definition.sources
     lake = Lake(definition.locate_lake(source))
     # plan
-    part = plan_run(definition)[0].parts[-1]
+    part = plan_run(definition).sources[0].parts[-1]
     assert (part.name, part.kind, part.description, part.is_new) == ("bs", "key_list", "keys with b", True)
     assert part.place == str(lake.path / "key_lists" / "bs")
 

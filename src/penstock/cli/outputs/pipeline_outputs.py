@@ -300,9 +300,11 @@ class PlanLine(TypedDict):
         filters: options that decide which rows the tables have.
         settings: other options that are given.
         parts: tables and dependents.
-        lag: seqnos that the tables lack; null if the bucket does not answer.
+        lag: seqnos that the tables lack; null if the bucket does not answer or was not asked.
         unreachable: reason why the bucket does not answer; otherwise null.
         refusal: error with which a run would end; otherwise null.
+        warnings: errors of other systems, which a run reports and tries again.
+        unchecked: the checks that were not made, with the reason.
         bucket_uuid: uuid of the bucket; empty if it is unknown.
         former_name: name that the tables have, if the source was renamed since the last run.
         lake: the state of the tables.
@@ -317,6 +319,8 @@ class PlanLine(TypedDict):
     lag: int | None
     unreachable: str | None
     refusal: str | None
+    warnings: list[str]
+    unchecked: list[str]
     bucket_uuid: str
     former_name: str | None
     lake: LakeState

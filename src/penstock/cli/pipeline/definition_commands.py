@@ -16,12 +16,19 @@ from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
 from penstock.client.dashboard.static_files import PREFIX
 from penstock.client.discovery.endpoint import format_endpoint
-from penstock.errors import UsageError
+from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
     from penstock.spark.pipeline.run.run_plan import PlannedSource
     from penstock.spark.pipeline.state.lake_status import LakeStatus
+
+Execute = Annotated[
+    bool,
+    typer.Option(
+        "--execute", help="Also run the programs that FILE names: its transforms, and the commands of passwords."
+    ),
+]
 
 
 @commands.command(
@@ -32,26 +39,34 @@ if TYPE_CHECKING:
 def validate(
     file: PipelineFile,
     *,
-    connect: Annotated[bool, typer.Option("--connect", help="Also connect to the buckets.")] = False,
+    connect: Annotated[
+        bool,
+        typer.Option(
+            "--connect", help="Also connect to the buckets and other systems, and run the programs that FILE names."
+        ),
+    ] = False,
+    execute: Execute = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check a pipeline's file: its tables and keys, and the files to which it refers.
+    """Check a pipeline's file with the checks of a run, as far as they need no other system.
 
-    SQL is checked by Spark's own analyzer, which takes some seconds. Fields are
-    checked if the file has a value_schema. A transform is imported, and called with
-    a batch without rows. Nothing is written, and no Spark session starts. The exit
-    code is 2 for an error in the file or a missing collection, and 1 if a bucket
-    cannot be reached.
+    Checks tables and keys, the files to which they refer, the tables that exist,
+    and SQL by Spark's own analyzer, which takes some seconds. Fields are checked if
+    the file has a value_schema. Nothing is written, and no program is run that FILE
+    names: neither a transform, nor the command of a password. With --connect, all
+    that a run would refuse is an error, and so is a system that does not answer.
+    The exit code is 2 for an error in the file or a missing collection. It is 1 if
+    a bucket or another system cannot be reached.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
-    from penstock.spark.pipeline.run.lake_checks import check_transforms
-    from penstock.spark.pipeline.run.run_plan import check_buckets
-    from penstock.spark.pipeline.run.sql_checks import check_sql
+    from penstock.spark.pipeline.run.run_plan import validate_definition
 
     definition = read_definition(file)
-    check_transforms(definition, file)
-    check_sql(definition, file)
-    lines = check_buckets(definition) if connect else []
+    try:
+        lines = validate_definition(definition, connect=connect, execute=execute or connect)
+    except Error as error:
+        kind = UsageError if isinstance(error, UsageError) else Error
+        raise kind(f"{file}: {error}") from error
     if as_json:
         names = [source.name for source in definition.sources]
         print(
@@ -77,14 +92,15 @@ def validate(
 @commands.command(
     epilog=format_examples("penstock pipeline plan pipeline.toml", "penstock pipeline plan pipeline.toml --json")
 )
-def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
-    """Show the sources, filters and tables of a run without starting it.
+def plan(file: PipelineFile, *, execute: Execute = False, as_json: AsJson = False) -> None:
+    """Show the sources, filters and tables of a run without starting it, and the errors that would end it.
 
-    Also shows which tables exist, how far they are behind, which sources and
+    Makes the checks of a run. So it connects to the buckets and to other systems,
+    and logs in. But no program is run that FILE names; the checks that need one are
+    listed. Also shows which tables exist, how far they are behind, which sources and
     tables are no longer declared, and the addresses of [metrics] and [dashboard].
-    If a run would be refused, for example for a changed filter, the reason is
-    shown. With --json, each line is one source. The exit code is 2 if a run would
-    be refused, and 1 if a file of an index or a sink is damaged.
+    With --json, each line is one source. The exit code is that of the run: 2 or 1
+    if it would be refused, and 1 if a sink cannot be reached.
     """
     from penstock.spark.pipeline.definition.definition import read_definition
     from penstock.spark.pipeline.run.run_plan import plan_run as planned
@@ -92,18 +108,18 @@ def plan(file: PipelineFile, *, as_json: AsJson = False) -> None:
     from penstock.spark.pipeline.state.source_status import read_removed_status
 
     definition = read_definition(file)
-    sources, pages = planned(definition), _list_pages(definition)
-    for source in sources:
+    found, pages = planned(definition, execute=execute), _list_pages(definition)
+    for source in found.sources:
         print(format_json_line(_make_object(source, pages)) if as_json else _format_plan(source), flush=True)
     for gone in read_removed_status(find_source_lakes(definition)):
         shown = {"name": gone.source, "lake": gone.to_dict()}
         print(format_json_line(shown) if as_json else _format_removed(gone, file), flush=True)
     if pages and not as_json:
         print("\n".join(["pages of the run", *map(_format_page, pages)]), flush=True)
-    refusals = [source.refusal for source in sources if source.refusal is not None]
-    if refusals:
-        # A run ends with the first of them.
-        raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(refusals[0], UsageError) else ExitCode.FAILURE)
+    if found.refusal is not None:
+        raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(found.refusal, UsageError) else ExitCode.FAILURE)
+    if any(source.warnings for source in found.sources):
+        raise typer.Exit(ExitCode.FAILURE)
 
 
 def _make_object(source: PlannedSource, pages: Sequence[PageLine]) -> dict[str, Any]:
@@ -117,15 +133,17 @@ def _make_object(source: PlannedSource, pages: Sequence[PageLine]) -> dict[str, 
 def _format_plan(source: PlannedSource) -> str:
     lines = [f"{source.name or 'source'}  {source.bucket}"]
     rows = [(name, value) for name, value in {**source.filters, **source.settings}.items()]
-    if source.unreachable is not None:
-        rows.append(("behind", f"unknown: {source.unreachable}"))
-    else:
+    if source.lag is not None:
         rows.append(("behind", f"{source.lag:,} seqnos"))
+    else:
+        rows.append(("behind", f"unknown: {source.unreachable or 'the bucket was not asked'}"))
     if source.former_name is not None:
         rows.append(("renamed from", source.former_name))
     rows.append(("state", _describe_state(source.status)))
     if source.refusal is not None:
         rows.append(("a run is refused", str(source.refusal)))
+    rows += [("a run will try again", text) for text in source.warnings]
+    rows += [("not checked", text) for text in source.unchecked]
     lines += [f"  {name:<24} {text}" for name, text in rows]
     for part in source.parts:
         begins = "paused" if source.status.paused else "new" if part.is_new else "goes on"

@@ -17,6 +17,7 @@ __all__ = [
     "Login",
     "TokenCredentials",
     "TokenSource",
+    "choose_login",
     "read_credentials_file",
     "resolve_credentials",
     "resolve_login",
@@ -129,6 +130,31 @@ def resolve_credentials(
     Raises:
         UsageError: a user name without a password, or a password without a user name; or the source cannot be read.
     """
+    found = choose_login(username, password, environment)
+    if found is None:
+        return None
+    username, password = found
+    if isinstance(password, str):
+        return Credentials(username, password)
+    return Credentials(username, password.read(), password)
+
+
+def choose_login(
+    username: str | None, password: str | SecretSource | None, environment: Mapping[str, str] | None = None
+) -> tuple[str, str | SecretSource] | None:
+    """Return user name and password, or the source of the password, which is not read.
+
+    Args:
+        username: as for `resolve_credentials`.
+        password: as for `resolve_credentials`.
+        environment: environment variables.
+
+    Returns:
+        None without a login.
+
+    Raises:
+        UsageError: a user name without a password, or a password without a user name.
+    """
     known = environment or {}
     username = known.get(USERNAME_VARIABLE) or None if username is None else username
     if username is None and password is None:
@@ -137,9 +163,7 @@ def resolve_credentials(
     if username is None or password is None:
         found, missing = ("username", "password") if password is None else ("password", "username")
         raise UsageError(f"a {found} without a {missing}")
-    if isinstance(password, str):
-        return Credentials(username, password)
-    return Credentials(username, password.read(), password)
+    return username, password
 
 
 def _choose_known_password(environment: Mapping[str, str]) -> str | SecretSource | None:

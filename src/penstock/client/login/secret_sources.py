@@ -71,6 +71,11 @@ class SecretSource:
     kind: SecretKind
     place: str | tuple[str, ...] = field(repr=False)
 
+    @property
+    def runs_program(self) -> bool:
+        """Whether reading the secret runs a program: a command, or the code of a provider."""
+        return self.kind in (SecretKind.COMMAND, SecretKind.PROVIDER)
+
     def read(self) -> str:
         """Return the secret.
 

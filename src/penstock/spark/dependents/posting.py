@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import ssl
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import urllib3
 from urllib3.exceptions import HTTPError, LocationParseError
@@ -67,14 +69,68 @@ class RetryPolicy:
         return min(self.backoff * (1 << min(attempt - 1, 16)), LONGEST_PAUSE)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HeaderSource:
+    """The source of the headers of requests, lines of `Name: value`; without one, there are none.
+
+    Attributes:
+        headers_file: a file.
+        headers_command: a program and arguments, whose output begins with one header.
+        headers_from: a provider of secrets with its reference.
+        headers_env: the name of an environment variable.
+
+    Raises:
+        UsageError: several are given. No message shows a value.
+    """
+
+    headers_file: str | Path | None = None
+    headers_command: Sequence[str] | None = None
+    headers_from: str | None = None
+    headers_env: str | None = None
+
+    def __post_init__(self) -> None:
+        self._choose()
+
+    @classmethod
+    def of_declaration(cls, declared: Any) -> Self:
+        """Return the source that an object with the same attributes declares."""
+        return cls(**{each.name: getattr(declared, each.name) for each in fields(cls)})
+
+    @property
+    def is_given(self) -> bool:
+        """Whether there is a source."""
+        return self._choose() is not None
+
+    @property
+    def runs_program(self) -> bool:
+        """Whether reading the headers runs a program: a command, or the code of a provider."""
+        source = self._choose()
+        return source is not None and source.runs_program
+
+    def read(self) -> dict[str, str]:
+        """Return values by name. Raises UsageError, which shows no value, if they cannot be read."""
+        source = self._choose()
+        if source is None:
+            return {}
+        if source.kind is SecretKind.FILE:
+            text = read_text_file(str(source.place), "lines of Name: value", MOST_BYTES, is_secret=True)
+            return _parse_headers(text, str(source.place))
+        is_variable = source.kind is SecretKind.VARIABLE
+        return _parse_headers(source.read(), f"the variable {source.place}" if is_variable else source.option)
+
+    def _choose(self) -> SecretSource | None:
+        found = choose_secret({each.name: getattr(self, each.name) for each in fields(self)})
+        return found if isinstance(found, SecretSource) else None
+
+
 class HttpPoster:
     """Posts messages to one URL.
 
     Args:
         url: the URL.
         patience: timeouts and retries.
-        read_own_headers: returns headers of each request, and is called again when the server answers 401. They may be
-            secret, so no message and no representation shows them.
+        headers: the headers of each request. They are read at the first request, and again when the server answers
+            401. They may be secret, so no message and no representation shows them.
 
     Attributes:
         shown_url: the URL without its query, which may have secrets.
@@ -83,7 +139,7 @@ class HttpPoster:
         UsageError: the URL is invalid, or has a login, which belongs in a header.
     """
 
-    def __init__(self, url: str, patience: RetryPolicy, read_own_headers: Callable[[], Mapping[str, str]]) -> None:
+    def __init__(self, url: str, patience: RetryPolicy, headers: HeaderSource) -> None:
         try:
             parsed = urllib3.util.parse_url(url)
         except LocationParseError:  # its text has the URL, which may hold a login
@@ -95,8 +151,10 @@ class HttpPoster:
             raise UsageError(f"the url is {self.shown_url!r}; expected one such as https://cache.example/invalidate")
         self._url = url
         self._patience = patience
-        self._read_own_headers = read_own_headers
-        self._headers = self._make_headers()
+        self._own_headers = headers
+        self._headers: dict[str, str] = {}
+        if not headers.runs_program:  # so that a wrong file is an error at once
+            headers.read()
         # `post` retries within the user's limits, so urllib3 must not retry.
         self._pool = urllib3.PoolManager(num_pools=1, maxsize=1, retries=False)
 
@@ -114,6 +172,7 @@ class HttpPoster:
         """
         body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
         failure, retry_after = "", None
+        self._headers = self._headers or self._make_headers()
         for attempt in range(self._patience.retries + 1):
             if attempt:
                 time.sleep(self._patience.compute_pause(attempt, retry_after))
@@ -132,12 +191,29 @@ class HttpPoster:
         attempts = self._patience.retries + 1
         raise Unreachable(f"{self.shown_url} accepted no batch in {attempts} attempts; the last: {failure}")
 
+    def check_connection(self) -> None:
+        """Read the headers, and open a connection to the server without a request.
+
+        Raises:
+            Unreachable: there is no connection.
+        """
+        self._own_headers.read()
+        parsed, seconds = urllib3.util.parse_url(self._url), self._patience.timeout
+        is_secure = parsed.scheme == "https"
+        host = str(parsed.host).strip("[]")
+        try:
+            with socket.create_connection((host, parsed.port or (443 if is_secure else 80)), seconds) as connection:
+                if is_secure:
+                    ssl.create_default_context().wrap_socket(connection, server_hostname=host).close()
+        except OSError as error:
+            raise Unreachable(f"{self.shown_url} cannot be reached: {error.strerror or error}") from None
+
     def close(self) -> None:
         """Close the connection."""
         self._pool.clear()
 
     def _make_headers(self) -> dict[str, str]:
-        own = self._read_own_headers()
+        own = self._own_headers.read()
         return {"Content-Type": "application/json", "User-Agent": f"penstock/{__version__}", **own}
 
     def _has_new_headers(self) -> bool:
@@ -176,32 +252,6 @@ class HttpPoster:
 def _describe_error(error: HTTPError) -> str:
     # The message of urllib3 2 starts with the representation of its connection object.
     return str(error).rpartition("): ")[2] or type(error).__name__
-
-
-def read_headers(
-    file: str | Path | None, command: Sequence[str] | None, provider: str | None, variable: str | None
-) -> dict[str, str]:
-    """Return the headers of a source, lines of `Name: value`.
-
-    Raises UsageError, which shows no value, if several sources are given, or the headers cannot be read.
-
-    Args:
-        file: a file, or None.
-        command: a program and arguments, whose output begins with one header, or None.
-        provider: a provider of secrets with its reference, or None.
-        variable: the name of an environment variable, or None.
-
-    Returns:
-        Values by name.
-    """
-    given = {"headers_file": file, "headers_command": command, "headers_from": provider, "headers_env": variable}
-    source = choose_secret(given)
-    if not isinstance(source, SecretSource):
-        return {}
-    if source.kind is SecretKind.FILE:
-        return _parse_headers(read_text_file(str(file), "lines of Name: value", MOST_BYTES, is_secret=True), str(file))
-    shown = f"the variable {variable}" if source.kind is SecretKind.VARIABLE else source.option
-    return _parse_headers(source.read(), shown)
 
 
 def _parse_headers(text: str, where: str) -> dict[str, str]:

@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, ClassVar, Self, TypeVar
 import pyarrow as pa
 
 from penstock.client.connect.address import Address
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.dependent import Dependent, DocumentIndex
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -157,8 +158,27 @@ class DependentKind(ABC):
         """The query over the view `changes` in Spark's SQL that the dependent runs, None without one."""
         return None
 
-    def find_bucket_address(self) -> Address | None:
-        """Return the bucket that the dependent writes to, None if it writes to no bucket."""
+    def check_sql_result(self, schema: pa.Schema) -> None:
+        """Raise UsageError if the result of `sql_query` lacks a column that the dependent needs, or has another."""
+        return
+
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether `check_target` and `open` run a program of the declaration, such as the command of a password."""
+        return False
+
+    def check_target(self, source: Address, buckets: BucketAnswers) -> str | None:
+        """Ask the other system whether it can take changes. Writes nothing.
+
+        Raises Unreachable if it does not answer, and UsageError if it can never take them.
+
+        Args:
+            source: the bucket whose changes the dependent follows.
+            buckets: asks this bucket and others.
+
+        Returns:
+            A line about the system; None for a dependent whose result lies in the lake.
+        """
         return None
 
     def check_source(self, source: Address) -> None:

@@ -4,4 +4,4 @@ Belongs here: the TOML definition, the run, and the state that other processes s
 Does not belong here: rules about rows (lake) and kinds of dependents.
 """
 
-ORDER = ("transform", "definition", "state", "lineage", "run", "maintenance")
+ORDER = ("transform", "definition", "state", "checks", "lineage", "run", "maintenance")

@@ -137,7 +137,7 @@ class SinkOptions(BucketOptions):
         return super().parse({name: text for name, text in given.items() if name.lower() not in _SPARK_OPTIONS})
 
     def _check(self, given: Collection[str]) -> None:
-        _ = make_selection(self.address, self.address.options.protocol)
+        _ = make_selection(self.place, self.place.options.protocol)
         is_subdoc = self.operation is Operation.SUBDOC
         if is_subdoc != bool(self.subdocument):
             raise UsageError(

@@ -14,10 +14,12 @@ from penstock.client.login.credentials import (
     PASSWORD_VARIABLE,
     USERNAME_VARIABLE,
     Credentials,
+    choose_login,
     read_credentials_file,
     resolve_credentials,
 )
 from penstock.client.login.password_options import PasswordOptions, choose_password
+from penstock.client.login.secret_sources import SecretSource
 from penstock.errors import UsageError
 from penstock.options import (
     ANY_TEXT,
@@ -103,7 +105,7 @@ class BucketOptions:
         """
         values = read_options(cls, given, cls.purpose, any_case=True)
         options = cls(**{**cls._complete(values), "url": _add_bucket(values.get("url"), values.get("bucket"))})
-        _ = options.credentials
+        options._check_login()
         options._check(values.keys())
         return options
 
@@ -119,25 +121,48 @@ class BucketOptions:
             given: the names of the fields that were given.
         """
 
-    @cached_property
-    def credentials(self) -> Credentials | None:
-        """The credentials of the login; None without a login.
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether a login runs a program: the command of a password, or the code of a provider of secrets."""
+        login = None if self.credentials_file is not None else choose_login(self.username, self._password, os.environ)
+        return login is not None and isinstance(login[1], SecretSource) and login[1].runs_program
+
+    @property
+    def _password(self) -> str | SecretSource | None:
+        return choose_password(self, spell=to_external_name, password=self.password)
+
+    def _check_login(self) -> None:
+        """Check the login as far as that runs no program: the reader of options may not trust their author.
 
         Raises:
-            UsageError: a file cannot be used, options exclude each other, or user name or password is missing.
+            UsageError: options exclude each other.
         """
-        password = choose_password(self, spell=to_external_name, password=self.password)
-        if self.credentials_file is None:
-            return resolve_credentials(self.username, password, os.environ)
-        if self.username is not None or password is not None:
+        if self.credentials_file is not None and (self.username is not None or self._password is not None):
             more = "password" if self.username is None else "username"
             raise UsageError(f"option credentialsFile has the whole login, expected it without {more}")
-        return read_credentials_file(self.credentials_file)
+        if not self.login_runs_program:
+            _ = self.credentials
+
+    @cached_property
+    def credentials(self) -> Credentials | None:
+        """The credentials of the login; None without a login. This reads the password, which may run a program.
+
+        Raises:
+            UsageError: a file cannot be used, or user name or password is missing.
+        """
+        if self.credentials_file is not None:
+            return read_credentials_file(self.credentials_file)
+        return resolve_credentials(self.username, self._password, os.environ)
 
     @cached_property
     def address(self) -> Address:
-        """The address of the bucket. These options replace those of the connection string."""
-        address = parse_address(self.url, self.credentials)
+        """The address of the bucket, with the credentials of its login."""
+        return replace(self.place, credentials=self.credentials)
+
+    @cached_property
+    def place(self) -> Address:
+        """The address of the bucket, without a login. These options replace those of the connection string."""
+        address = parse_address(self.url)
         return replace(address, options=self._merge_connection_options(address.options))
 
     def _merge_connection_options(self, url_options: ConnectionOptions) -> ConnectionOptions:

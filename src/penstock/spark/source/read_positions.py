@@ -15,12 +15,22 @@ from typing import Any, TypeAlias
 
 from msgspec.json import decode
 
+from penstock.client.connect.address import Address, RecreatedBucket
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.synced_file import read_file, remove_file, replace_file
-from penstock.errors import PositionsUnreadable, UsageError
-from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset, make_proven_offset
+from penstock.client.topology.vbucket_info import VbucketInfo
+from penstock.errors import BucketRecreated, PositionsUnreadable, UsageError
+from penstock.spark.source.offsets import (
+    Offset,
+    ProvenEnd,
+    VbucketOffset,
+    check_vbucket_count,
+    make_current_offset,
+    make_first_offset,
+    make_proven_offset,
+)
 from penstock.spark.source.run_lengths import parse_number, shorten_text
 from penstock.spark.storage.object_path import LakePath, identify_content, parse_place
 from penstock.spark.storage.stored_documents import replace_document
@@ -34,10 +44,12 @@ __all__ = [
     "SparkPositions",
     "VbucketPositions",
     "add_requests",
+    "check_offset_bucket",
     "parse_end",
     "parse_start",
     "read_requests",
     "remove_requests",
+    "resolve_position",
 ]
 
 EARLIEST, LATEST = "earliest", "latest"
@@ -116,6 +128,49 @@ def _parse_position(decoded: Any) -> tuple[int, int]:
 
 def _parse_whole_number(value: object) -> int:
     return parse_number(str(value))
+
+
+def resolve_position(place: ReadPosition, infos: Mapping[int, VbucketInfo], count: int) -> Offset:
+    """Return the offset that an option stands for.
+
+    Args:
+        place: the value of the option.
+        infos: the state of the vbuckets, for LATEST.
+        count: the number of vbuckets of the bucket.
+
+    Returns:
+        The offset.
+    """
+    if isinstance(place, Offset):
+        check_vbucket_count(place, count)
+        return place
+    if isinstance(place, VbucketPositions):
+        return place.to_offset(count)
+    return make_current_offset(infos, count) if place == LATEST else make_first_offset(count)
+
+
+def check_offset_bucket(offset: Offset, address: Address, uuid: str, count: int) -> None:
+    """Check that a bucket is the one of an offset.
+
+    Args:
+        offset: the offset. One of an older release has no uuid, and belongs to every bucket.
+        address: the bucket.
+        uuid: its uuid; empty if the server does not report it.
+        count: its number of vbuckets.
+
+    Raises:
+        BucketRecreated: it has another uuid, and an option ends the query then.
+        UsageError: it has another number of vbuckets.
+    """
+    before = offset.bucket_uuid
+    if before and uuid and before != uuid and address.options.recreated_bucket is RecreatedBucket.FAIL:
+        raise BucketRecreated(
+            f"{address} is another bucket than before, or was deleted and created again: its uuid is {uuid},"
+            f" expected {before}, and option recreatedBucket is 'fail'",
+            old_uuid=before,
+            new_uuid=uuid,
+        )
+    check_vbucket_count(offset, count)
 
 
 class SparkPositions(PositionStore):

@@ -24,12 +24,12 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from penstock.client.connect.address import Address, RecreatedBucket
+from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.discovery.endpoint import Endpoint as NodePlace
 from penstock.client.feeds.collection_selection import KnownCollections
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.errors import BucketRecreated, Error
+from penstock.errors import Error
 from penstock.spark.source import batch_planning, offsets
 from penstock.spark.source.batch_planning import PlanMemory, PlannedRollback
 from penstock.spark.source.offsets import (
@@ -41,7 +41,7 @@ from penstock.spark.source.partition_reader import ChangePartition, DumpPartitio
 from penstock.spark.source.planner import Planner
 from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_filters
 from penstock.spark.source.ranges import divide_reads
-from penstock.spark.source.read_positions import LATEST, ReadPosition, ResnapshotRequests, VbucketPositions
+from penstock.spark.source.read_positions import LATEST, ResnapshotRequests, check_offset_bucket, resolve_position
 from penstock.spark.source.run_lengths import encode_runs
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import SourceOptions
@@ -76,7 +76,7 @@ class DcpReader(DataSourceReader):
             address, planned = self._choose_collections(planner)
             cluster = planner.cluster
             infos = planner.read_infos(self.pushed.select_vbuckets(planner.vbuckets))
-        start, end = self._plan_offsets(infos, cluster.vbuckets)
+        start, end = self._plan_offsets(infos, cluster)
         _check_rollbacks(self.options, batch_planning.find_rollbacks(start, end, infos))
         reads = narrow_reads(offsets.derive_reads(start, end), self.pushed, infos)
         return _make_partitions(self.options, address, shape, reads, cluster, is_final=True, planned=planned)
@@ -97,14 +97,17 @@ class DcpReader(DataSourceReader):
         narrowed = replace(address.options, scope=wanted.scope, collections=wanted.collections)
         return replace(address, options=narrowed), wanted.keep_selected(known)
 
-    def _plan_offsets(self, infos: Mapping[int, VbucketInfo], count: int) -> tuple[Offset, Offset]:
-        """Return start and end of the read."""
-        start = _resolve_position(self.options.starting_offsets, infos, count)
-        if self.options.ending_offsets == LATEST:
-            return start, batch_planning.plan_batch(replace(start, pinned=True), infos)[0]
-        return start, batch_planning.plan_batch_until(
-            start, _resolve_position(self.options.ending_offsets, infos, count), infos
+    def _plan_offsets(self, infos: Mapping[int, VbucketInfo], cluster: ClusterMap) -> tuple[Offset, Offset]:
+        """Return start and end of the read. Raises BucketRecreated if one of them is a position in another bucket."""
+        options, count = self.options, cluster.vbuckets
+        start, end = (
+            resolve_position(each, infos, count) for each in (options.starting_offsets, options.ending_offsets)
         )
+        for each in (start, end):
+            check_offset_bucket(each, options.address, cluster.uuid, count)
+        if options.ending_offsets == LATEST:
+            return start, batch_planning.plan_batch(replace(start, pinned=True), infos)[0]
+        return start, batch_planning.plan_batch_until(start, end, infos)
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Return the rows of a partition; called in a worker."""
@@ -178,7 +181,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             _ = self._shape  # raise an error of the schema before the first request
             planner = self._connect()
             infos = planner.read_infos()
-            self._initial = _resolve_position(self.options.starting_offsets, infos, planner.cluster.vbuckets).to_json()
+            self._initial = resolve_position(self.options.starting_offsets, infos, planner.cluster.vbuckets).to_json()
         return self._initial
 
     def getDefaultReadLimit(self) -> ReadLimit:
@@ -200,7 +203,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         settled = batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
         infos = planner.read_infos(settled_vbuckets=settled - again.keys())
         cluster = planner.cluster
-        _check_bucket(self.options, previous, cluster)
+        check_offset_bucket(previous, self.options.address, cluster.uuid, cluster.vbuckets)
         planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory, again)
         ids = self._find_collection_ids(previous)
         if planned is not previous or offsets.find_ended_collections(previous, ids):
@@ -314,36 +317,9 @@ def latest_offsets(given: Mapping[str, str]) -> str:
     with closing(Planner(options.address, options.vbuckets)) as planner:
         planner.check_dialect(options.dialect)
         infos = planner.read_infos()
-        end, _ = batch_planning.plan_batch(offsets.make_first_offset(planner.cluster.vbuckets), infos)
-    return json.dumps(end.to_json())
-
-
-def _resolve_position(place: ReadPosition, infos: Mapping[int, VbucketInfo], count: int) -> Offset:
-    """Return the offset that an option stands for."""
-    if isinstance(place, Offset):
-        offsets.check_vbucket_count(place, count)
-        return place
-    if isinstance(place, VbucketPositions):
-        return place.to_offset(count)
-    return offsets.make_current_offset(infos, count) if place == LATEST else offsets.make_first_offset(count)
-
-
-def _check_bucket(options: SourceOptions, previous: Offset, cluster: ClusterMap) -> None:
-    """Check that the bucket is the one of an offset.
-
-    Raises:
-        BucketRecreated: it has another uuid, and an option ends the query then.
-        UsageError: it has another number of vbuckets.
-    """
-    before, now = previous.bucket_uuid, cluster.uuid
-    if before and now and before != now and options.address.options.recreated_bucket is RecreatedBucket.FAIL:
-        raise BucketRecreated(
-            f"{options.address} is another bucket than before, or was deleted and created again: its uuid is {now},"
-            f" expected {before}, and option recreatedBucket is 'fail'",
-            old_uuid=before,
-            new_uuid=now,
-        )
-    offsets.check_vbucket_count(previous, cluster.vbuckets)
+        cluster = planner.cluster
+        end, _ = batch_planning.plan_batch(offsets.make_first_offset(cluster.vbuckets), infos)
+    return json.dumps(replace(end, bucket_uuid=cluster.uuid).to_json())
 
 
 def _check_rollbacks(options: SourceOptions, setbacks: Sequence[PlannedRollback]) -> None:

@@ -163,7 +163,8 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
     missing_vbuckets: MissingVbuckets | None = shared_option(ConnectionOptions, example="skip")
     recreated_bucket: RecreatedBucket | None = shared_option(
         ConnectionOptions,
-        doc="action if the bucket has another uuid than before: roll back to zero, or end the query",
+        doc="action if the bucket has another uuid than that of the positions: end the query, or roll back to zero",
+        shown="fail",
         example="fail",
     )
     mitigate_rollback: bool | None = shared_option(ConnectionOptions, example="true")
@@ -191,7 +192,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
     @property
     def dialect(self) -> Dialect:
         """The dialect of the option protocol, or else of the connection string."""
-        return self.address.options.protocol
+        return self.place.options.protocol
 
     def _merge_connection_options(self, url_options: ConnectionOptions) -> ConnectionOptions:
         options = replace(super()._merge_connection_options(url_options), xattrs=self._is_reading_xattrs(url_options))
@@ -214,7 +215,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         Raises:
             UsageError: collections are selected in a dialect without collections.
         """
-        return make_selection(self.address, self.dialect)
+        return make_selection(self.place, self.dialect)
 
     @cached_property
     def shape(self) -> Shape:

@@ -157,7 +157,14 @@ class KafkaConnection:
             )
         if self.sasl_mechanism == "PLAIN" and not self.tls:
             raise UsageError("sasl_mechanism is 'PLAIN', which sends the password unencrypted; expected tls = true")
-        password.read()
+        if not password.runs_program:  # the reader of a declaration may not trust its author
+            password.read()
+
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether a login runs a program: the command of a password, or the code of a provider of secrets."""
+        password = self._choose_password()
+        return password is not None and password.runs_program
 
     def _check_properties(self) -> None:
         for name in self.properties:

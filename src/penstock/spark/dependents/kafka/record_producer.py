@@ -74,6 +74,25 @@ class RecordProducer(ABC):
                 self._serve_callbacks()
                 self._raise_failure()
 
+    def count_brokers(self) -> int:
+        """Return the number of brokers, once one has answered.
+
+        Raises:
+            KafkaException: none answered in time, or they refuse the connection; as Error.
+        """
+        from confluent_kafka import KafkaException
+
+        deadline = time.monotonic() + self._patience.seconds
+        with translate_kafka_errors(self._patience):
+            while True:
+                try:
+                    return len(self._producer.list_topics(timeout=min(SLICE_SECONDS, self._patience.seconds)).brokers)
+                except KafkaException:
+                    self._serve_callbacks()
+                    self._patience.raise_refusal()
+                    if time.monotonic() > deadline:
+                        raise
+
     def close(self) -> None:
         """Drop all records that were not committed, and close the connections."""
         from confluent_kafka import KafkaException

@@ -10,19 +10,20 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.connect.address import Address
 from penstock.client.login.password_options import REFERENCE
 from penstock.errors import Error, UsageError
 from penstock.options import COMMAND, FILE, check_limits, option, whole_number
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.position_file import PositionFile, list_position_files
-from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_headers
+from penstock.spark.dependents.posting import HeaderSource, HttpPoster, RetryPolicy
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
@@ -94,8 +95,13 @@ class Invalidation:
         self._most_keys = most_keys
         self._knows_vbuckets = knows_vbuckets
         patience = RetryPolicy(timeout, retries, backoff)
-        given = (headers_file, headers_command, headers_from, headers_env)
-        self._poster = HttpPoster(url, patience, partial(read_headers, *given))
+        headers = HeaderSource(
+            headers_file=headers_file,
+            headers_command=headers_command,
+            headers_from=headers_from,
+            headers_env=headers_env,
+        )
+        self._poster = HttpPoster(url, patience, headers)
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the server has accepted, None if it accepted nothing."""
@@ -278,11 +284,31 @@ class InvalidationKind(DependentKind):
 
     def find_address(self) -> str:
         """Return the address without secrets. Raises UsageError for an invalid address or invalid headers."""
-        patience = RetryPolicy(self.timeout, self.retries, self.backoff)
-        given = (self.headers_file, self.headers_command, self.headers_from, self.headers_env)
-        poster = HttpPoster(self.url, patience, partial(read_headers, *given))
+        poster = self._make_poster()
         poster.close()
         return poster.shown_url
+
+    def _make_poster(self) -> HttpPoster:
+        patience = RetryPolicy(self.timeout, self.retries, self.backoff)
+        return HttpPoster(self.url, patience, HeaderSource.of_declaration(self))
+
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether the headers of requests are the output of a program."""
+        return HeaderSource.of_declaration(self).runs_program
+
+    def check_target(self, source: Address, buckets: BucketAnswers) -> str:
+        """Read the headers, and connect to the server without a request. Raises Unreachable if it does not answer.
+
+        Returns:
+            A line about the server.
+        """
+        poster = self._make_poster()
+        try:
+            poster.check_connection()
+        finally:
+            poster.close()
+        return f"{poster.shown_url}: answers"
 
     def locate(self, lake: LakeDirectory) -> str:
         """Return the address without secrets."""

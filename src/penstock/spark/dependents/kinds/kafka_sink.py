@@ -17,6 +17,7 @@ from penstock.client.connect.address import Address
 from penstock.client.login.password_options import PasswordOptions
 from penstock.errors import UsageError
 from penstock.options import FILE, check_limits, number, option, shared_option
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
 from penstock.spark.dependents.kafka.envelope import EventEncoder, name_collection
@@ -42,6 +43,9 @@ DIRECTORY = "kafka"
 """The directory of a lake that holds the positions and ids of its Kafka sinks."""
 TRANSACTION_BYTES = 32 << 20
 """Size of the records after which a transaction ends, at the end of a vbucket range."""
+
+CHECK_SECONDS = 5.0
+"""Greatest number of seconds that a check waits for brokers."""
 
 Delivery = Literal["exactly-once", "at-least-once"]
 """The guarantee for consumers that read only committed records."""
@@ -282,6 +286,25 @@ class KafkaKind(DependentKind):
     def find_dataset(self) -> tuple[str, str]:
         """Return the first broker and the topic, as OpenLineage names topics."""
         return f"kafka://{self.brokers[0]}", self.topic
+
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether the login at the brokers runs a program."""
+        return self.make_connection().login_runs_program
+
+    def check_target(self, source: Address, buckets: BucketAnswers) -> str:
+        """Connect to the brokers and log in. Raises Unreachable if none answers, Error if they refuse the connection.
+
+        Returns:
+            A line about the brokers.
+        """
+        connection = self.make_connection()
+        producer = FlushedProducer(connection, min(self.timeout, CHECK_SECONDS))
+        try:
+            brokers = producer.count_brokers()
+        finally:
+            producer.close()
+        return f"Kafka at {connection.address}: {brokers} broker{'s' * (brokers != 1)}"
 
     def check_source(self, source: Address) -> None:
         """Check that no two documents of the source can have the same topic and key. Raises UsageError if they can."""

@@ -16,21 +16,19 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.client.connect.address import Address, ConnectionOptions
-from penstock.client.documents.meta_requests import REPLACED_CAS
 from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
 from penstock.options import given_options, to_external_name
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.lost_versions import build_repairs, can_have_lost_versions, find_lost_versions
 from penstock.spark.dependents.position_file import PositionFile, list_position_files
 from penstock.spark.dependents.registry import DependentKind, register_kind
-from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta
-from penstock.spark.lake.changelog.merge_rules import DOCUMENT_EVENTS, MARKER_EVENTS, RowMarkers, fill_collection_ids
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 from penstock.spark.lake.reading.spark_frames import make_frame
-from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.sink import dead_letters
@@ -38,8 +36,6 @@ from penstock.spark.sink.bucket_writes import FirstRefusal, make_refusal_error, 
 from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.spark.storage.object_path import LakePath
-from penstock.wire.columns.collection_names import DEFAULT_NAME
-from penstock.wire.columns.schema import Event
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,9 +56,6 @@ DIRECTORY = "sinks"
 
 GROUP_BYTES = 64 << 20
 """Least size of the changes that are transformed together, if there are enough."""
-
-LOST_COLUMNS = [name for name in MERGE_SCHEMA.names if name not in ("value", "xattrs")]
-"""The columns that are read of a lost version."""
 
 
 class ReplicationResult(NamedTuple):
@@ -303,86 +296,6 @@ def _group_changes(delta: ChangelogDelta) -> Iterator[_ChangeGroup]:
 _NOTHING = MERGE_SCHEMA.empty_table()
 
 
-def can_have_lost_versions(delta: ChangelogDelta, part: int, read: RangeDelta) -> bool:
-    """Return whether versions of a vbucket range may have been lost."""
-    marked = any(file.keyless_rows for file in delta.all_files if file.vbucket_range == part)
-    return marked and (delta.is_full or bool(read.rolled_back) or len(read.collection_ends.collections) > 0)
-
-
-def find_lost_versions(delta: ChangelogDelta, part: int, read: RangeDelta) -> tuple[pa.Table, pa.Table]:
-    """Return the lost versions of a vbucket range: versions that no longer count and were not replaced by newer ones.
-
-    These are the changelog rows that a rollback or a collection's end removed. All of them have the event deletion,
-    because the bucket shall delete them.
-
-    Args:
-        delta: the delta.
-        part: the vbucket range.
-        read: the delta's changes of that range.
-
-    Returns:
-        Lost documents and lost tombstones, in MERGE_SCHEMA.
-    """
-    files = [file for file in delta.all_files if file.vbucket_range == part]
-    dataset = open_dataset(delta.lake.changelog_table.list_paths(files), MERGE_SCHEMA)
-    vbuckets = {*read.rolled_back, *(int(place) >> 32 for place in read.collection_ends.collections)}
-    is_concerned = pc.scalar(True) if delta.is_full else pc.field("vbucket").isin(list(vbuckets))
-    marks = RowMarkers.collect(dataset.to_table(filter=is_concerned & pc.field("event").isin(MARKER_EVENTS)))
-    documents = is_concerned & pc.field("event").isin(DOCUMENT_EVENTS)
-    found = [MERGE_SCHEMA.empty_table().select(LOST_COLUMNS)]
-    for batch in dataset.to_batches(columns=LOST_COLUMNS, filter=documents, batch_readahead=2, fragment_readahead=1):
-        rows = fill_collection_ids(pa.Table.from_batches([batch]))
-        found.append(rows.filter(pa.array(~marks.mark_survivors(rows))))
-    rows = pa.concat_tables(found)
-    stored = pc.equal(rows["event"], str(Event.MUTATION))
-    return _convert_to_deletions(rows.filter(stored)), _convert_to_deletions(rows.filter(pc.invert(stored)))
-
-
-def _convert_to_deletions(rows: pa.Table) -> pa.Table:
-    nothing = {name: pa.nulls(len(rows), MERGE_SCHEMA.field(name).type) for name in ("value", "xattrs")}
-    columns = {name: rows[name] for name in LOST_COLUMNS} | nothing
-    columns["event"] = pa.repeat(pa.scalar(str(Event.DELETION)), len(rows))
-    return pa.table({name: columns[name] for name in MERGE_SCHEMA.names}, schema=MERGE_SCHEMA)
-
-
-def build_repairs(
-    operation: Operation, lost: pa.Table, replaced: pa.ChunkedArray, changes: pa.Table
-) -> Iterable[pa.Table]:
-    """Return the rows that replace lost versions: deletions, and rows with the surviving version.
-
-    Args:
-        operation: with-meta or change.
-        lost: the lost versions; a document may have several.
-        replaced: the value of the column REPLACES for each lost version.
-        changes: the surviving documents of the lost versions, and others.
-
-    Returns:
-        Tables of rows to write.
-    """
-    survivor = pc.index_in(_encode_identities(lost), value_set=_encode_identities(changes).combine_chunks())
-    deleted = lost.filter(survivor.is_null())
-    if operation is Operation.CHANGE:
-        return [deleted]
-    # The lowest cas and rev_seqno, so that every later version of the source wins against these deletions.
-    least = pa.repeat(pa.scalar(1, pa.int64()), len(deleted))
-    deletions = {name: deleted[name] for name in deleted.column_names if name in MERGE_SCHEMA.names}
-    deletions |= {"cas": least, "rev_seqno": least, REPLACED_CAS: replaced.filter(survivor.is_null())}
-    replacements = changes.take(survivor.drop_null()).append_column(REPLACED_CAS, replaced.filter(survivor.is_valid()))
-    return [pa.table(deletions), replacements]
-
-
-def _encode_identities(rows: pa.Table) -> pa.ChunkedArray:
-    """Return scope, collection and key of each row as one value."""
-    names = [
-        pc.fill_null(rows[name], DEFAULT_NAME).cast(pa.binary())
-        if name in rows.column_names
-        else pa.repeat(pa.scalar(DEFAULT_NAME.encode()), len(rows))
-        for name in ("scope", "collection")
-    ]
-    joined = pc.binary_join_element_wise(*names, rows["key"].cast(pa.binary()), b"\0")
-    return joined if isinstance(joined, pa.ChunkedArray) else pa.chunked_array([joined])
-
-
 @register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XdcrTargetKind(DependentKind):
@@ -412,7 +325,7 @@ class XdcrTargetKind(DependentKind):
 
     def __post_init__(self) -> None:
         check_declared_name("sink", self.name)
-        self.find_bucket_address()
+        self.parse_options()
 
     def format_options(self) -> dict[str, str]:
         """Return the options of `format("dcp")` for writing, as text."""
@@ -439,32 +352,54 @@ class XdcrTargetKind(DependentKind):
         """The query that changes pass through."""
         return self.sql
 
-    def find_bucket_address(self) -> Address:
-        """Return the bucket that changes are written to. Raises UsageError for invalid options."""
-        return SinkOptions.parse(self.format_options()).address
+    def check_sql_result(self, schema: pa.Schema) -> None:
+        """Check the columns of the query's result. Raises UsageError for a missing or unknown one, or another type."""
+        check_columns(self.parse_options(), schema)
+
+    @property
+    def login_runs_program(self) -> bool:
+        """Whether the login at the bucket runs a program."""
+        return self.parse_options().login_runs_program
+
+    def parse_options(self) -> SinkOptions:
+        """Return the parsed options. Raises UsageError for invalid ones."""
+        return SinkOptions.parse(self.format_options())
+
+    def check_target(self, source: Address, buckets: BucketAnswers) -> str:
+        """Connect to the bucket, and compare it with that of the source. Raises UsageError if both are the same.
+
+        Returns:
+            A line about the bucket.
+        """
+        options = self.parse_options()
+        rule = options.conflict_resolution if options.operation is Operation.WITH_META else None
+        state = buckets.ask_target(options.address, options.scope, options.collection, rule)
+        is_read = _reads_collection(source.options, options.scope, options.collection)
+        if is_read and state.identity.is_same_bucket(buckets.ask_source(source).identity):
+            raise self._make_cycle_error(options)
+        return f"{options.place}: {state.vbuckets} vbuckets, target of writes"
+
+    def _make_cycle_error(self, options: SinkOptions) -> UsageError:
+        return UsageError(
+            f"url is {options.place}, the bucket of its source; expected another bucket,"
+            " or a collection that the source does not read"
+        )
 
     def find_letter_directory(self) -> LakePath | None:
         """Return the directory of dead letters, None without one."""
-        return SinkOptions.parse(self.format_options()).dead_letter_path
+        return self.parse_options().dead_letter_path
 
     def check_source(self, source: Address) -> None:
-        """Check that the source does not read the documents that the target writes.
-
-        Raises:
-            UsageError: the source reads them.
-        """
-        options = SinkOptions.parse(self.format_options())
-        target = options.address
+        """Raise UsageError if the source reads the documents that the target writes, as far as addresses show it."""
+        options = self.parse_options()
+        target = options.place
         is_same_bucket = target.bucket == source.bucket and not set(target.hosts).isdisjoint(source.hosts)
         if is_same_bucket and _reads_collection(source.options, options.scope, options.collection):
-            raise UsageError(
-                f"url is {target}, the bucket of its source; expected another bucket,"
-                " or a collection that the source does not read"
-            )
+            raise self._make_cycle_error(options)
 
     def locate(self, lake: LakeDirectory) -> str:
         """Return the bucket's address."""
-        return str(self.find_bucket_address())
+        return str(self.parse_options().place)
 
     @classmethod
     def list_files(cls, lake: LakeDirectory, name: str) -> list[LakePath]:

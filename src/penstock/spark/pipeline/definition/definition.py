@@ -264,7 +264,7 @@ class PipelineDefinition:
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
-        address = source.parse_options().address
+        address = source.parse_options().place
         return [each.bind_source(address) for each in self.dependents if each.source in (None, source.name)]
 
 
@@ -400,7 +400,7 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
             raise place.make_error(f"source is {each.source!r}, expected one of {', '.join(map(str, names))}")
         followed = next(source for source in found.sources if each.source in (None, source.name))
         try:
-            each.check_source(followed.parse_options().address)
+            each.check_source(followed.parse_options().place)
         except UsageError as error:
             raise place.make_error(str(error)) from None
         if found.tables.format == "parquet":

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from penstock.client.login.password_options import REFERENCE
 from penstock.errors import UsageError
 from penstock.options import COMMAND, FILE, TEXT, check_limits, nonempty, number, option
-from penstock.spark.dependents.posting import HttpPoster, RetryPolicy, read_headers
+from penstock.spark.dependents.posting import HeaderSource, HttpPoster, RetryPolicy
 
 __all__ = ["LineageSettings"]
 
@@ -43,12 +42,9 @@ class LineageSettings:
             raise UsageError("expected either url or file")
         if self.url is not None:
             self.make_poster().close()
-        elif any(each is not None for each in self._list_headers()):
+        elif HeaderSource.of_declaration(self).is_given:
             raise UsageError("headers are for url, and file is given")
 
     def make_poster(self) -> HttpPoster:
         """Return a sender to the server. Raises UsageError for an invalid address or headers that cannot be read."""
-        return HttpPoster(str(self.url), _PATIENCE, partial(read_headers, *self._list_headers()))
-
-    def _list_headers(self) -> tuple[str | None, tuple[str, ...] | None, str | None, str | None]:
-        return self.headers_file, self.headers_command, self.headers_from, self.headers_env
+        return HttpPoster(str(self.url), _PATIENCE, HeaderSource.of_declaration(self))

@@ -124,7 +124,7 @@ def describe_job(
         outputs["current"] = _make_dataset(*_split_place(str(lake.current_table.path)), CURRENT_COLUMNS)
     for each in definition.list_dependents(source):
         outputs[each.name] = _make_dataset(*(each.find_dataset() or _split_place(each.locate(lake))))
-    inputs = tuple(_list_inputs(options.address, options.selection))
+    inputs = tuple(_list_inputs(options.place, options.selection))
     return LineageJob(namespace, ".".join(names), is_batch, inputs, outputs)
 
 

@@ -12,16 +12,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_type
 
 from penstock.errors import UsageError
+from penstock.spark.pipeline.checks.sql_checks import CHANGE, describe_filter_error
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.transform.transform_frame import apply_transform
 from penstock.spark.values.json_types import from_ddl, make_column_names
 from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CHANGE", "describe_filter_error", "prepare_rows", "select_matches"]
-
-CHANGE = "_change"
-"""The struct in which a filter finds the change's own columns: `_change.key`."""
+__all__ = ["prepare_rows", "select_matches"]
 
 
 def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str | None) -> DataFrame:
@@ -52,18 +50,6 @@ def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str |
     except (AnalysisException, ParseException) as error:
         text = str(error).strip().partition("\n")[0].rstrip(";")
         raise UsageError(describe_filter_error(source.where, value_schema, text)) from None
-
-
-def describe_filter_error(where: str, value_schema: str | None, reason: str) -> str:
-    """Return the sentence about a filter that Spark cannot evaluate.
-
-    Args:
-        where: the filter.
-        value_schema: the fields of values as DDL; None if they are not known yet.
-        reason: Spark's error.
-    """
-    expected = "a condition in SQL" if value_schema is None else f"a condition on {value_schema}"
-    return f"where is {where!r}, expected {expected}: {reason}"
 
 
 def select_matches(frame: DataFrame, where: str, value_schema: str) -> DataFrame:

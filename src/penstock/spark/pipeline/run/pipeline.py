@@ -60,8 +60,11 @@ class Pipeline:
         }
 
     def plan(self) -> list[PlannedSource]:
-        """Return the plan of a run for each source. Writes nothing and needs no Spark."""
-        return plan_run(self.definition)
+        """Return the plan of a run for each source, by the checks that the run makes. Writes nothing.
+
+        It connects to buckets and other systems, but runs no program that the pipeline names, such as a transform.
+        """
+        return [*plan_run(self.definition).sources]
 
     def run(
         self,

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -20,24 +20,27 @@ from pyspark.sql import SparkSession
 
 from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
-from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import Error, LakeRefused
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_checkpoint import restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
+from penstock.spark.pipeline.checks.check_list import list_checks
+from penstock.spark.pipeline.checks.lake_checks import check_lake
+from penstock.spark.pipeline.checks.run_check import Check, CheckContext, Need, raise_first_refusal
+from penstock.spark.pipeline.checks.value_fields import load_fields
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.lineage.run_lineage import record_lineage
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
-from penstock.spark.pipeline.run.lake_checks import check_bucket, check_lake
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.run.spark_failure import translate_errors
-from penstock.spark.pipeline.run.value_fields import load_fields
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
 from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.spark_session import cluster_session, local_session
+from penstock.spark.runtime.sql_analyzer import SqlAnalyzer, open_analyzer
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_path import ObjectPath
 
@@ -86,20 +89,15 @@ def run_pipeline(
         The last progress of each source that is not paused.
     """
     lakes = find_source_lakes(definition).declared
-    for each in lakes:
-        if each.refusal is not None:
-            raise each.refusal
-    places = [_OpenSource(each.source, definition.open_lake(each.path)) for each in lakes if not each.source.paused]
-    for place in places:
-        check_lake(definition, place.source, place.lake)
+    checks = [check for check in list_checks(definition, lakes) if Need.LOCK not in check.needs]
     with translate_full_disk(definition.lake), LoopThread("penstock-pipeline") as loop, ExitStack() as stack:
+        context = CheckContext(BucketAnswers(loop), ~Need.LOCK)
+        # Before Spark starts, so that an unusable bucket is reported at once.
+        raise_first_refusal([check for check in checks if Need.SQL not in check.needs], context)
+        places = [_OpenSource(each.source, definition.open_lake(each.path)) for each in lakes if not each.source.paused]
         for place in places:
             stack.callback(place.close, loop)
-            source = place.source.parse_options()
-            # Before Spark starts, so that an unusable bucket is reported at once.
-            loop.run(check_dialect(source.address, source.dialect))
-            loop.run(place.bucket.high_seqnos())
-            check_bucket(place.source, place.lake, loop.run(place.bucket.cluster()).uuid)
+            loop.run(place.bucket.connect())
         _take_lakes(definition, places, stack)
         used = [(place.source, place.lake) for place in places]
         locks = [descriptor for place in places for descriptor in place.lock.descriptors]
@@ -110,7 +108,8 @@ def run_pipeline(
             _open_session(spark, master, locks) as session,
             translate_errors(),
         ):
-            sources = [_create_source_run(definition, place, loop, session) for place in places]
+            _check_sql([check for check in checks if Need.SQL in check.needs], context, session)
+            sources = [_create_source_run(definition, place, context, loop, session) for place in places]
             run = _PipelineRun(
                 definition.lake,
                 sources,
@@ -120,6 +119,16 @@ def run_pipeline(
                 state=control.create_run_state(pages),
             )
             return run.follow(session)
+
+
+def _check_sql(checks: Sequence[Check], context: CheckContext, session: SparkSession) -> None:
+    """Make the checks of SQL with the analyzer of the session, which knows the functions of its user."""
+    if not checks:
+        return
+    # A session of Spark Connect has its analyzer in another process.
+    is_local = hasattr(session, "_jsparkSession")
+    with nullcontext(SqlAnalyzer.of_session(session)) if is_local else open_analyzer() as context.analyzer:
+        raise_first_refusal(checks, context)
 
 
 def _take_lakes(definition: PipelineDefinition, places: Sequence[_OpenSource], stack: ExitStack) -> None:
@@ -138,7 +147,7 @@ def _take_lakes(definition: PipelineDefinition, places: Sequence[_OpenSource], s
 
 
 def _create_source_run(
-    definition: PipelineDefinition, place: _OpenSource, loop: LoopThread, session: SparkSession
+    definition: PipelineDefinition, place: _OpenSource, context: CheckContext, loop: LoopThread, session: SparkSession
 ) -> SourceRun:
     return SourceRun(
         place.source,
@@ -146,7 +155,7 @@ def _create_source_run(
         place.bucket.vbuckets,
         partial(place.request_high_seqnos, loop),
         tasks=create_tasks(definition, place.source, place.lake, session, place.lock.raise_if_lost),
-        fields=load_fields(place.source, place.lake),
+        fields=load_fields(place.source, place.lake, context.fields.get(place.source.name)),
         checkpoint=place.checkpoint,
         lock=place.lock,
     )

@@ -1,46 +1,37 @@
-"""The plan of a run: sources, tables and dependents, found without Spark and without writing anything."""
+"""The plan of a run: sources, tables, dependents, and the findings of its checks. It writes nothing."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING
 
-from penstock.client.bucket import Bucket
-from penstock.client.connect.address import Address
-from penstock.client.streams.dialect_check import check_dialect
+from penstock.client.blocking import LoopThread
 from penstock.errors import Error, UsageError
+from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.pipeline.checks.check_list import list_checks
+from penstock.spark.pipeline.checks.run_check import Check, CheckContext, CheckFinding, Need, walk_checks
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
-from penstock.spark.pipeline.run.lake_checks import check_bucket, find_refusal
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import LakeStatus
-from penstock.spark.pipeline.state.source_lakes import SourceLake, find_source_lakes
+from penstock.spark.pipeline.state.source_lakes import SourceLake, assign_lakes, find_source_lakes
 from penstock.spark.pipeline.state.source_status import read_source_status
+from penstock.spark.runtime.sql_analyzer import SqlAnalyzer, open_analyzer
+from penstock.spark.storage.object_path import is_remote_path, parse_place
 
-__all__ = ["PlannedPart", "PlannedSource", "check_buckets", "plan_run"]
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
-T = TypeVar("T")
+__all__ = ["PlannedPart", "PlannedSource", "RunPlan", "plan_run", "validate_definition"]
 
 ANSWER_SECONDS = 10.0
-"""Seconds to wait for a bucket that does not answer."""
+"""Seconds for which a command that only looks tries to reach a bucket."""
 
 _SETTINGS = ("starting_offsets", "max_changes_per_trigger", "max_bytes_per_trigger", "max_partitions", "protocol")
 """Options that a plan shows beside the filters."""
-
-
-class BucketState(NamedTuple):
-    """The answer of a bucket.
-
-    Attributes:
-        uuid: its uuid; empty if the server does not report it.
-        high_seqnos: the high seqno of each vbucket.
-    """
-
-    uuid: str
-    high_seqnos: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,9 +64,11 @@ class PlannedSource:
         settings: other options that are given, by their names in the file.
         parts: tables and dependents.
         status: the status of the lake.
-        lag: seqnos of the bucket that the tables lack, None if the bucket does not answer.
-        unreachable: the reason why the bucket does not answer, otherwise None.
+        lag: seqnos of the bucket that the tables lack, None if the bucket did not answer or was not asked.
+        unreachable: the reason why the bucket did not answer, otherwise None.
         refusal: the error with which a run would end before it reads the bucket, otherwise None.
+        warnings: errors of other systems, which a run reports and tries again.
+        unchecked: the checks that were not made, with the reason.
         bucket_uuid: the uuid of the bucket; empty if it is unknown.
         former_name: the name that the tables still have, if the source was renamed since the last run.
     """
@@ -89,35 +82,127 @@ class PlannedSource:
     lag: int | None = None
     unreachable: str | None = None
     refusal: Error | None = None
+    warnings: tuple[str, ...] = ()
+    unchecked: tuple[str, ...] = ()
     bucket_uuid: str = ""
     former_name: str | None = None
 
 
-def plan_run(definition: PipelineDefinition) -> list[PlannedSource]:
-    """Return the plan for each source. Raises UsageError for a lake that cannot be used."""
-    answers = asyncio.run(_request_all_states([source.parse_options().address for source in definition.sources]))
+@dataclass(frozen=True, slots=True)
+class RunPlan:
+    """The plan of a run.
+
+    Attributes:
+        sources: the plan for each source.
+        refusal: the error with which the run would end: the first in the order of its checks. None if it would start.
+    """
+
+    sources: tuple[PlannedSource, ...]
+    refusal: Error | None
+
+
+def plan_run(definition: PipelineDefinition, *, execute: bool = False, spark: SparkSession | None = None) -> RunPlan:
+    """Return the plan of a run, by the checks that the run makes. It connects to the buckets and to other systems.
+
+    Args:
+        definition: the pipeline.
+        execute: also run the programs that the file names: transforms, commands and providers of secrets.
+        spark: the session whose analyzer checks SQL; None to start a Java process for that.
+
+    Returns:
+        The plan.
+
+    Raises:
+        UsageError: a lake cannot be read.
+    """
     places = find_source_lakes(definition).declared
-    return [_plan_source(definition, place, answer) for place, answer in zip(places, answers, strict=True)]
+    allowed = Need.NETWORK | Need.LOCK | Need.SQL | (Need.PROGRAMS if execute else Need.NOTHING)
+    with _open_context(allowed) as context:
+        context.analyzer = None if spark is None else SqlAnalyzer.of_session(spark)
+        findings = [*_walk_with_analyzer(list_checks(definition, places), context)]
+    refusal = next((each.refusal for each in findings if each.refusal is not None), None)
+    try:
+        return RunPlan(tuple(_plan_source(definition, place, context, findings) for place in places), refusal)
+    except UsageError:  # tables that cannot be read have no status; the refusal is the reason
+        if refusal is not None:
+            raise refusal from None
+        raise
 
 
-def _plan_source(definition: PipelineDefinition, place: SourceLake, answer: BucketState | str) -> PlannedSource:
-    source = place.source
+def validate_definition(definition: PipelineDefinition, *, connect: bool, execute: bool) -> list[str]:
+    """Make the checks of a run, as far as they are allowed. Raises the first error.
+
+    Args:
+        definition: the pipeline.
+        connect: connect to the buckets and to other systems too.
+        execute: run the programs that the file names too.
+
+    Returns:
+        Lines about the answers of other systems.
+    """
+    allowed = Need.SQL | (Need.NETWORK if connect else Need.NOTHING) | (Need.PROGRAMS if execute else Need.NOTHING)
+    if is_remote_path(definition.lake) and not connect:
+        places = assign_lakes(parse_place(definition.lake), definition.sources, ()).declared
+    else:
+        places = find_source_lakes(definition).declared
+    checks = [each for each in list_checks(definition, places) if Need.LOCK not in each.needs]
+    lines = []
+    with _open_context(allowed) as context:
+        for finding in _walk_with_analyzer(checks, context):
+            if finding.error is not None:
+                raise finding.error
+            lines += [finding.line] if finding.line is not None else []
+    return lines
+
+
+@contextmanager
+def _open_context(allowed: Need) -> Iterator[CheckContext]:
+    with LoopThread("penstock-checks") as loop:
+        yield CheckContext(BucketAnswers(loop, ANSWER_SECONDS), allowed)
+
+
+def _walk_with_analyzer(checks: Sequence[Check], context: CheckContext) -> Iterator[CheckFinding]:
+    """Walk checks. Spark's analyzer starts only for SQL that a run would reach, because it takes some seconds.
+
+    Yields:
+        A finding for each check.
+    """
+    findings = [*walk_checks([each for each in checks if Need.SQL not in each.needs], context)]
+    yield from findings
+    written_in_sql = [each for each in checks if Need.SQL in each.needs]
+    if written_in_sql and all(each.refusal is None for each in findings):
+        with open_analyzer() if context.analyzer is None else nullcontext(context.analyzer) as context.analyzer:
+            yield from walk_checks(written_in_sql, context)
+
+
+def _plan_source(
+    definition: PipelineDefinition, place: SourceLake, context: CheckContext, findings: Sequence[CheckFinding]
+) -> PlannedSource:
+    source, options = place.source, place.source.parse_options()
     lake = LakeDirectory(place.path)  # the tables that are there, in any format
     status = read_source_status(definition, place)
-    filters = source.list_content_options()
-    uuid = answer.uuid if isinstance(answer, BucketState) else ""
     settings = {name: source.reader_options[name] for name in _SETTINGS if name in source.reader_options}
+    mine = [each for each in findings if each.check.source is source]
+    answer = context.buckets.find_answer(options.place)
+    refusal = next((each.refusal for each in mine if each.refusal is not None), None)
+    unreachable = str(answer) if isinstance(answer, Error) else None
+    unchecked = [f"{each.check.subject}: {each.missing.describe()}" for each in mine if each.missing]
+    if unreachable is not None:
+        unchecked.append("collections and vbuckets of the bucket, and whether it is the bucket of the tables")
+    state = None if isinstance(answer, Error) else answer
     return PlannedSource(
         source.name,
-        str(source.parse_options().address),
-        filters,
+        str(options.place),
+        source.list_content_options(),
         settings | {"trigger_seconds": f"{source.trigger_seconds:g}"},
         tuple(_plan_parts(definition, source, lake, status)),
         status,
-        _compute_lag(source, lake, answer.high_seqnos) if isinstance(answer, BucketState) else None,
-        answer if isinstance(answer, str) else None,
-        find_refusal(definition, place, uuid=uuid, is_running=status.state == "running"),
-        uuid,
+        None if state is None else _compute_lag(source, lake, state.high_seqnos),
+        unreachable,
+        refusal,
+        tuple(str(each.error) for each in mine if each.error is not each.refusal and str(each.error) != unreachable),
+        tuple(unchecked),
+        "" if state is None else state.identity.uuid,
         place.former_name,
     )
 
@@ -138,94 +223,3 @@ def _plan_parts(
     for each in definition.list_dependents(source):
         parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), each.name not in known))
     return parts
-
-
-async def _request_all_states(addresses: Sequence[Address]) -> list[BucketState | str]:
-    """Return the state of each bucket, or a sentence with the reason that it did not answer."""
-    # All at once: buckets that do not answer delay the plan by one timeout, not by one each.
-    return [*await asyncio.gather(*map(_request_state, addresses))]
-
-
-async def _request_state(address: Address) -> BucketState | str:
-    bucket = Bucket(address)
-    try:
-        await _await_answer(check_dialect(address, address.options.protocol), address)
-        seqnos = await _await_answer(bucket.high_seqnos(), address)
-        return BucketState((await bucket.cluster()).uuid, seqnos)
-    except Error as error:
-        return str(error)
-    finally:
-        await bucket.close()
-
-
-def check_buckets(definition: PipelineDefinition) -> list[str]:
-    """Check that the buckets of sources and sinks exist and have the requested parts, and return a line about each.
-
-    Raises UsageError for parts that a bucket does not have, LakeRefused for tables of another bucket, and Error for a
-    bucket that does not answer.
-
-    Args:
-        definition: the pipeline.
-
-    Returns:
-        A line for each bucket, sources first.
-    """
-
-    async def ask() -> list[str]:
-        lines = [
-            await _check_source(each.source, definition.open_lake(each.path))
-            for each in find_source_lakes(definition).declared
-            if not each.source.paused  # its bucket may be away
-        ]
-        targets = [address for each in definition.dependents if (address := each.find_bucket_address()) is not None]
-        return lines + [await _check_target(address) for address in targets]
-
-    return asyncio.run(ask())
-
-
-async def _check_source(source: SourceDefinition, lake: LakeDirectory) -> str:
-    """Return a line about a source's bucket.
-
-    Raises:
-        UsageError: the bucket does not have the requested vbuckets.
-    """
-    options = source.parse_options()
-    bucket = Bucket(options.address)
-    try:
-        await _await_answer(check_dialect(options.address, options.dialect), options.address)
-        seqnos = await _await_answer(bucket.high_seqnos(), options.address)
-        if beyond := [vbucket for vbucket in options.vbuckets or () if vbucket >= bucket.vbuckets]:
-            raise UsageError(f"vbuckets has {beyond[0]}, but {options.address} has vbuckets 0 to {bucket.vbuckets - 1}")
-        await _await_answer(_open_empty_stream(bucket), options.address)
-        check_bucket(source, lake, (await bucket.cluster()).uuid)
-        return f"{options.address}: {bucket.vbuckets} vbuckets, {sum(seqnos.values()):,} seqnos"
-    finally:
-        await bucket.close()
-
-
-async def _open_empty_stream(bucket: Bucket) -> None:
-    """Open a change stream at its end: a node refuses it for a scope or collection that does not exist."""
-    async for _ in bucket.batches("now", "now", [0]):
-        pass
-
-
-async def _check_target(address: Address) -> str:
-    """Return a line about a sink's bucket."""
-    bucket = Bucket(address)
-    try:
-        await _await_answer(bucket.connect(), address)
-        return f"{address}: {bucket.vbuckets} vbuckets, target of writes"
-    finally:
-        await bucket.close()
-
-
-async def _await_answer(answer: Coroutine[Any, Any, T], address: Address) -> T:
-    """Return an answer.
-
-    Raises:
-        Error: there was no answer within ANSWER_SECONDS.
-    """
-    try:
-        return await asyncio.wait_for(answer, ANSWER_SECONDS)
-    except TimeoutError:
-        raise Error(f"{address} did not answer within {ANSWER_SECONDS:g} s") from None

@@ -15,11 +15,11 @@ from pyspark.sql.streaming.query import StreamingQuery
 from penstock.errors import Error
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock
+from penstock.spark.pipeline.checks.value_fields import ValueFields
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.run.batch_spans import BatchSpans
 from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
-from penstock.spark.pipeline.run.value_fields import ValueFields
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag, list_lag_ranges
 from penstock.spark.pipeline.state.resnapshot import locate_requests
@@ -73,7 +73,7 @@ class SourceRun:
         self._chosen = source.parse_options().vbuckets
         self._request_high_seqnos = request_high_seqnos
         self._high_seqnos: Future[dict[int, int]] | None = None
-        self._spans = BatchSpans(source.name or source.parse_options().address.bucket, lake)
+        self._spans = BatchSpans(source.name or source.parse_options().place.bucket, lake)
         self._meter = ChangelogMeter(lake)
         self._meter.last_rollback = find_last_rollback(lake)
         self._last_at = time.monotonic()

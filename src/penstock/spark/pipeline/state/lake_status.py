@@ -23,6 +23,7 @@ __all__ = [
     "LakeStatus",
     "RemovedDependent",
     "TableSize",
+    "find_run_state",
     "format_time",
     "list_applied_versions",
     "read_status",
@@ -155,7 +156,7 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
     progress: dict[str, Any] = state.progress if state is not None else {}
     found = progress.get("last_rollback")
     version, size = _measure_changelog(lake)
-    run = _find_run_state(lake, state)
+    run = find_run_state(lake, state)
     rollback = RollbackEvent(found["at"], tuple(found["vbuckets"])) if found else find_last_rollback(lake)
     return LakeStatus(
         lake=str(lake.path),
@@ -192,7 +193,13 @@ def list_applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
     return [(changelog_id, each["version"]) for each in dependents if each["kind"] != "current"]
 
 
-def _find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
+def find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
+    """Return the state of the newest run of a lake, as in LakeStatus.
+
+    Args:
+        lake: the lake.
+        state: its stored state, None without a run.
+    """
     if state is None:
         return "running" if is_locked(lake) else "new"
     if is_locked(lake):

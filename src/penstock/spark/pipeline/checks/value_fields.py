@@ -17,7 +17,7 @@ from penstock.spark.storage.stored_documents import replace_document
 from penstock.spark.values.json_columns import evolution
 from penstock.spark.values.json_types import from_ddl
 
-__all__ = ["ValueFields", "load_fields"]
+__all__ = ["ValueFields", "find_fields", "load_fields"]
 
 SCHEMA_NAME = "_schema.json"
 """The file in the lake with the inferred fields."""
@@ -57,32 +57,45 @@ class ValueFields:
         self.changes = tuple(dict.fromkeys((*self.changes, *changes)))[:MAX_CHANGES]
 
 
-def load_fields(source: SourceDefinition, lake: LakeDirectory) -> ValueFields | None:
-    """Return the fields that a source declares, or that were inferred when its lake was new.
-
-    None if the source has neither a filter nor a schema. For a filter without a schema, the fields are inferred. Raises
-    UsageError if there are no values to infer from, and the errors of connecting to the bucket.
+def find_fields(source: SourceDefinition, lake: LakeDirectory) -> str | None:
+    """Return the fields of a source's values as DDL: those that it declares, or those that its lake keeps.
 
     Args:
         source: the source.
         lake: its lake.
 
     Returns:
-        The fields.
+        None if they must be inferred from the bucket.
 
     Raises:
-        UsageError: the stored fields are damaged.
+        UsageError: the kept fields are damaged.
+    """
+    if source.value_schema not in (None, INFERRED):
+        return str(source.value_schema)
+    path = lake.path / SCHEMA_NAME
+    try:
+        return str(json.loads(path.read_text())["ddl"])
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, KeyError, TypeError):
+        raise UsageError(f"{path} is damaged; expected the inferred fields as JSON") from None
+
+
+def load_fields(source: SourceDefinition, lake: LakeDirectory, inferred: str | None) -> ValueFields | None:
+    """Return the fields of a source's values; the lake keeps inferred ones.
+
+    Args:
+        source: the source.
+        lake: its lake.
+        inferred: the fields that a check has inferred from the bucket, as DDL.
+
+    Returns:
+        The fields. None if the source has neither a filter nor a schema.
     """
     if source.value_schema is None and source.where is None:
         return None
-    if source.value_schema not in (None, INFERRED):
-        return ValueFields(str(source.value_schema))
-    path = lake.path / SCHEMA_NAME
-    try:
-        return ValueFields(str(json.loads(path.read_text())["ddl"]))
-    except FileNotFoundError:
-        ddl = infer_fields(source.parse_options())
-    except (ValueError, KeyError, TypeError):
-        raise UsageError(f"{path} is damaged; expected the inferred fields as JSON") from None
-    replace_document(path, json.dumps({"ddl": ddl}))
+    ddl = find_fields(source, lake)
+    if ddl is None:
+        ddl = inferred or infer_fields(source.parse_options())
+        replace_document(lake.path / SCHEMA_NAME, json.dumps({"ddl": ddl}))
     return ValueFields(ddl)
