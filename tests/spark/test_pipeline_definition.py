@@ -124,7 +124,6 @@ def test_all_keys_are_parsed(parse, tmp_path):
         "collections": "ales,stouts",
         "maxChangesPerTrigger": "1000",
         "protocol": "dcp",
-        "recreatedBucket": "fail",
     }
     assert beer.parse_options().address.options.collections == ("ales", "stouts")
     assert orders.parse_options().dialect is Dialect.UPR
@@ -317,7 +316,8 @@ def test_anything_is_a_definition_or_one_sentence(top, source):
 
 
 def test_source_and_its_options_agree():
-    assert SourceDefinition().format_options() == {"recreatedBucket": "fail"}
+    assert SourceDefinition().format_options() == {}
+    assert SourceDefinition().parse_options().place.options.recreated_bucket is RecreatedBucket.FAIL
     (source,) = define_bucket_pipeline(
         "lake", xattrs=True, collections=("a", "b"), url=None, recreated_bucket="rollback"
     ).sources

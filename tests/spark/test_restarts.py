@@ -10,9 +10,10 @@ from penstock import BucketRecreated, Node
 from penstock.errors import NoSuchCollection
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
+from penstock.spark.source.readers import latest_offsets
 from tests.client.restarting import STAGES, InterruptingServer, RestartingServer
 from tests.client.test_collections import change
-from tests.spark.buckets import Documents, MicroBatches, planned, read_partitions
+from tests.spark.buckets import Documents, MicroBatches, planned, read_batch, read_partitions
 
 
 @pytest.fixture
@@ -59,7 +60,8 @@ def test_query_finds_a_bucket_that_was_created_again(follow):
         documents.store({"before": b"v"})
         port = node.kv_port
         queries: dict[str, MicroBatches] = {
-            action: follow(documents.url, recreatedBucket=action) for action in ("fail", "rollback")
+            "fail": follow(documents.url),
+            "rollback": follow(documents.url, recreatedBucket="rollback"),
         }
         for query in queries.values():
             assert keys_of(query.all()) == [b"before"]
@@ -76,6 +78,22 @@ def test_query_finds_a_bucket_that_was_created_again(follow):
         del queries["fail"].start["bucket_uuid"]
         assert queries["fail"].all()
         assert queries["fail"].start["bucket_uuid"] == second != first
+
+
+@pytest.mark.parametrize("option", ["startingOffsets", "endingOffsets"])
+def test_offsets_of_another_bucket_are_refused(follow, option):
+    """The offsets of latest_offsets have the uuid of their bucket, in batch reads and in streams."""
+    with Node.running(["beer", "other"], vbuckets=4) as node, Documents.of(node.url("beer")) as documents:
+        documents.store({"k": b"v"})
+        found = latest_offsets({"url": documents.url})
+        other = {"url": node.url("other"), option: found}
+        assert read_batch(documents.url, endingOffsets=found)["key"].to_pylist() == [b"k"]
+        with pytest.raises(BucketRecreated, match="is another bucket than before"):
+            read_batch(**other)
+        if option == "startingOffsets":
+            with pytest.raises(BucketRecreated, match="is another bucket than before"):
+                follow(**other).step()
+            read_batch(**other, recreatedBucket="rollback")
 
 
 def test_query_survives_the_end_of_a_selected_collection(follow):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -31,6 +32,7 @@ INFERRED = "infer"
 
 
 _MAX_VBUCKETS = 65536
+_IN_URL = re.compile(r"[?&]recreatedBucket=")
 
 
 def parse_columns(name: str, text: str) -> tuple[str, ...]:
@@ -196,6 +198,9 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
 
     def _merge_connection_options(self, url_options: ConnectionOptions) -> ConnectionOptions:
         options = replace(super()._merge_connection_options(url_options), xattrs=self._is_reading_xattrs(url_options))
+        if self.recreated_bucket is None and not _IN_URL.search(self.url):
+            # Another default than that of a client: Spark's tables outlive the bucket, and a rollback empties them.
+            options = replace(options, recreated_bucket=RecreatedBucket.FAIL)
         if self.scope is not None or self.collections is not None:
             options = replace(options, scope=self.scope or "", collections=self.collections or ())
         return options

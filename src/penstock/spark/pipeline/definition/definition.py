@@ -19,7 +19,6 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from penstock.client.connect.address import RecreatedBucket
 from penstock.errors import UsageError
 from penstock.extras import describe_missing_extra
 from penstock.options import (
@@ -72,8 +71,6 @@ _TABLES = ("changelog", "current")
 RESERVED_NAMES = frozenset((*_TABLES, *(kind.directory for kind in list_kinds())))
 """Directories of a lake, beside which the lakes of further sources lie."""
 _POLICY = MergePolicy()
-_BUCKET_DEFAULT = {to_external_name("recreated_bucket"): RecreatedBucket.FAIL.value}
-"""Another default than that of `format("dcp")`: a rollback to zero would replace the content of all tables."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,10 +143,8 @@ class SourceDefinition(Trigger):
         return None if self.transform is None else Transform.find(self.transform, self.transform_directory)
 
     def format_options(self) -> dict[str, str]:
-        """Return the options of `format("dcp")`, as text, with the defaults of pipelines."""
-        given = {to_external_name(name): text for name, text in self.reader_options.items()}
-        is_in_url = any(f"{name}=" in SourceOptions.parse(given).url for name in _BUCKET_DEFAULT)
-        return given if is_in_url else _BUCKET_DEFAULT | given
+        """Return the options of `format("dcp")`, as text."""
+        return {to_external_name(name): text for name, text in self.reader_options.items()}
 
     def parse_options(self) -> SourceOptions:
         """Return the parsed options. Raises UsageError for errors that need neither a bucket nor Spark to find."""
