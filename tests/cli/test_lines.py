@@ -37,13 +37,22 @@ EXACT = [
     (b"7.2", b"7.2"),
     (b"0.0", b"0.0"),
     (b"-0.0", b"-0.0"),
-    (b"1E5", b"100000.0"),
+    (b"-0", b"-0"),
+    (b"1E5", b"1E5"),
+    (b"1e2", b"1e2"),
+    (b"100.10", b"100.10"),
+    (b"1e-400", b"1e-400"),
+    (b"1e400", b"1e400"),
+    (b"12345678901234567.89", b"12345678901234567.89"),
     (b"123456789012345678901234567890", b"123456789012345678901234567890"),
+    (b"9" * 5000, b"9" * 5000),
+    (b'[ 1.10 , {"a\\u0031": 0.12345678901234567 }]', b'[1.10,{"a1":0.12345678901234567}]'),
+    (b'[ "1.10 \\"  2.0" ]', b'["1.10 \\"  2.0"]'),
     (b'"K\\u00f6lsch"', "\"Kölsch\"".encode()),
     (b'"\\ud83c\\udf7a"', "\"🍺\"".encode()),
     (b'"a\\/b\\u007f\\u2028"', '"a/b\x7f\u2028"'.encode()),
     (b'"\\u0000\\n\\"\\\\"', b'"\\u0000\\n\\"\\\\"'),
-    (b'{"b": 1, "a": 2, "b": 3}', b'{"b":3,"a":2}'),
+    (b'{"b": 1, "a": 2, "b": 3}', b'{"b":1,"a":2,"b":3}'),
 ]  # fmt: skip
 
 
@@ -51,6 +60,31 @@ EXACT = [
 def test_values_keep_their_meaning(written, kept):
     (document,) = stored([b'{"id": "k", "doc": ' + written + b"}"], "id", "doc")
     assert document.value == kept
+
+
+NUMBERS = st.from_regex(r"-?(0|[1-9][0-9]{0,30})(\.[0-9]{1,30})?([eE][+-]?[0-9]{1,4})?", fullmatch=True)
+
+
+@given(st.lists(st.tuples(TEXT, NUMBERS), max_size=5), st.booleans(), st.sampled_from(["", " ", "\t "]))
+def test_numbers_and_repeated_fields_stay_as_they_are_written(members, ascii_only, space):
+    written = [f"{json.dumps(name, ensure_ascii=ascii_only)}{space}:{space}{number}" for name, number in members]
+    kept = [f"{json.dumps(name, ensure_ascii=False)}:{number}" for name, number in members]
+    line = f'{{"the key":"k",{space}"doc":{{{f"{space},".join(written)}}}{space}}}'.encode()
+    (document,) = stored([line], "the key", "doc")
+    assert document.value.decode() == f"{{{','.join(kept)}}}"
+    (whole,) = stored([line], "the key")
+    assert whole.value.decode() == f'{{"the key":"k","doc":{{{",".join(kept)}}}}}'
+
+
+def test_half_a_surrogate_pair_in_a_field_that_is_not_stored_is_no_error():
+    line = b'{"id": "k", "doc": 1.50, "other": "\\ud800"}'
+    assert stored([line], "id", "doc") == [LoadedDocument(b"k", b"1.50", 1)]
+
+
+def test_whole_numbers_as_keys_keep_their_digits():
+    lines = [b'{"id": 12345678901234567890123}', b'{"id": -5}']
+    assert [each.key for each in stored(lines)] == [b"12345678901234567890123", b"-5"]
+    assert list(read_keys([b'{"key": 7, "value": 1.0}'], "key")) == [b"7"]
 
 
 def test_whole_object_is_the_value_if_no_field_is_named():
@@ -83,8 +117,16 @@ BAD = [
     (b'{"id": "k", "doc": "\\udc7a"}', "half a surrogate pair (\\udc7a)"),
     (b'{"id": "k", "doc": NaN}', "NaN is not JSON"),
     (b'{"id": "k", "doc": -Infinity}', "-Infinity is not JSON"),
-    (b'{"id": "k", "doc": 1e400}', "a number beyond 1.8e308"),
-    (b'{"id": "k", "doc": %s}' % (b"9" * 5000), "not readable"),
+    (b'{"id": "k", "doc": 1, "id": "j"}', "2 fields 'id', expected one"),
+    (b'{"id": "k", "doc": 1, "i\\u0064": "j"}', "2 fields 'id', expected one"),
+    (b'{"id": "k", "doc": 1, "doc": 1}', "2 fields 'doc', expected one"),
+    (b'{"id": 1e2, "doc": 1}', "the key in 'id' is a fraction"),
+    (b'{"id": %s, "doc": 1}' % (b"9" * 5000), "a key of 5000 bytes"),
+    (b'{"id": "k", "doc": 01}', "not JSON: Expecting ',' delimiter at column 21"),
+    (b'  {"id": "k", "doc"\n', "not JSON: Expecting ':' delimiter at column 20"),
+    (b'{"id": "k", "doc": 1\r\n', "not JSON: Expecting ',' delimiter at column 21"),
+    ('{"id": "ö", "doc": 1,}'.encode(), "at column 22"),
+    (b'{"id": "k", "doc": 1}\xc2\xa0', "not JSON: Extra data at column 22"),
     (b'{"id": "k", "doc": "\xff"}', "byte 21 is not UTF-8"),
     (b'{"id": "k", "doc": ' + b"[" * 100_000, "nested too deeply"),
     (b'{"id": "k", "doc": "%s"}' % (b"x" * 20 * 1024 * 1024), "a document of 20971522 bytes, limit 20971520"),

@@ -70,6 +70,17 @@ def test_summary_counts_the_loaded_documents(on_beer):
 LINES = b'{"id":"a"}\n{"id":"b"}\nnonsense\n{"id":"d"}\n[]\n'
 
 
+def test_numbers_are_stored_with_the_digits_of_the_file(on_beer):
+    lines = [
+        '{"id":"decimal","price":12345678901234567.89}',
+        '{"id":"tiny","n":1e-400,"n":100.10}',
+        '{"id":"huge","n":-1E+400}',
+    ]
+    assert on_beer("load", "-", "--key", "id", stdin="\n".join(lines).encode()).code == 0
+    changes = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    assert sorted(change["value"] for change in changes) == sorted(lines)
+
+
 def test_stop_loads_the_documents_before_the_bad_line(on_beer):
     done = on_beer("load", "-", "--key", "id", stdin=LINES)
     assert done.code == 1

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple, TypeVar
 
+import msgspec
+
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
+from penstock.wire.values.json_value import is_utf8
 
 __all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "read_documents", "read_keys"]
 
@@ -24,7 +28,7 @@ class LoadedDocument(NamedTuple):
     """A document to store.
 
     Attributes:
-        value: compact JSON in UTF-8.
+        value: compact JSON in UTF-8, with the numbers of the line.
         line: its line in the file, from 1; 0 if it comes from no file.
     """
 
@@ -80,6 +84,9 @@ def open_input(path: str, expected: str = "a file of JSON lines") -> Iterator[Bi
 def read_documents(lines: Iterable[bytes], key: str, value: str | None = None) -> Iterator[LoadedDocument | BadLine]:
     """Read the document of each line, or the reason why it has none. Blank lines are skipped.
 
+    Numbers stay as the line has them, and so do repeated fields of the document. A repeated `key` or `value` is an
+    error.
+
     Args:
         lines: the lines of the file.
         key: field that holds the key.
@@ -89,26 +96,30 @@ def read_documents(lines: Iterable[bytes], key: str, value: str | None = None) -
         An iterator that reads the lines as it is consumed.
     """
 
-    def document(number: int, found: Any) -> LoadedDocument:
-        octets = _encode_key(_get_field(found, key), key)
-        return LoadedDocument(octets, _encode_document(found if value is None else _get_field(found, value)), number)
+    def read_document(number: int, line: bytes) -> LoadedDocument:
+        fields = _read_fields(line, (key,) if value is None else (key, value))
+        octets = _encode_key(_get_field(fields, key), key)
+        return LoadedDocument(octets, _encode_document(line if value is None else _get_field(fields, value)), number)
 
-    return _read_lines(lines, document)
+    return _read_lines(lines, read_document)
 
 
 def read_keys(lines: Iterable[bytes], key: str) -> Iterator[bytes | BadLine]:
     """Return an iterator over the keys of lines: JSON strings, or objects with the key in the field `key`."""
-    return _read_lines(
-        lines, lambda _, found: _encode_key(found if isinstance(found, str) else _get_field(found, key), key)
-    )
+
+    def read_key(_: int, line: bytes) -> bytes:
+        is_string = line.lstrip().startswith(b'"')
+        return _encode_key(line if is_string else _get_field(_read_fields(line, (key,)), key), key)
+
+    return _read_lines(lines, read_key)
 
 
-def _read_lines(lines: Iterable[bytes], read_line: Callable[[int, Any], T]) -> Iterator[T | BadLine]:
+def _read_lines(lines: Iterable[bytes], read_line: Callable[[int, bytes], T]) -> Iterator[T | BadLine]:
     for number, line in enumerate(lines, 1):
         if line.isspace() or not line:
             continue
         try:
-            yield read_line(number, _parse_json(line))
+            yield read_line(number, line)
         except _LineError as wrong:
             yield BadLine(number, str(wrong))
 
@@ -117,20 +128,54 @@ def _refuse_constant(name: str) -> Any:
     raise _LineError(f"{name} is not JSON")
 
 
-_DECODER = json.JSONDecoder(parse_constant=_refuse_constant)
+_DECODER = json.JSONDecoder(parse_constant=_refuse_constant, parse_int=lambda _: 0)
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 _TOO_DEEP = "nested too deeply"
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_WHOLE_NUMBER = re.compile(rb"-?[0-9]+")
+_STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+
+
+def _read_fields(line: bytes, names: Sequence[str]) -> Mapping[str, bytes | msgspec.Raw]:
+    """Return the fields of the object in a line, each as the JSON that the line has.
+
+    Args:
+        line: the line.
+        names: fields that must not be repeated.
+    """
+    try:
+        is_plain = b"\\" not in line and is_utf8(line)
+        if is_plain and all(line.count(b'"%s"' % os.fsencode(each)) < 2 for each in names):
+            return _FIELDS.decode(line)
+    except (ValueError, RecursionError):
+        pass
+    return _read_members(line, names)
+
+
+def _read_members(line: bytes, names: Sequence[str]) -> Mapping[str, bytes]:
+    """Return the fields of any object as `_read_fields` does; slow."""
+    from penstock.spark.values.json_rows import read_members
+
+    found = _parse_json(line)
+    if not isinstance(found, dict):
+        raise _LineError(f"{_name_type(found)}, expected an object with the field {names[0]!r}")
+    members = read_members(line.decode())
+    if members is None:
+        raise _LineError(_TOO_DEEP)
+    for name in names:
+        if (times := sum(member.name == name for member in members)) > 1:
+            raise _LineError(f"{times} fields {name!r}, expected one")
+    return {member.name: member.written.encode() for member in members}
 
 
 def _parse_json(line: bytes) -> Any:
+    """Return JSON as an object of Python, in which numbers may be others: for types and errors."""
     try:
-        return _DECODER.decode(line.decode())
+        return _DECODER.decode(line.decode().rstrip(" \t\r\n"))
     except UnicodeDecodeError as error:
         raise _LineError(f"byte {error.start + 1} is not UTF-8") from None
     except json.JSONDecodeError as error:
-        raise _LineError(f"not JSON: {error.msg} at column {error.colno}") from None
-    except ValueError as error:
-        raise _LineError(f"not readable: {error}") from None  # a whole number of thousands of digits
+        raise _LineError(f"not JSON: {error.msg} at column {error.pos + 1}") from None
     except RecursionError:
         raise _LineError(_TOO_DEEP) from None
 
@@ -146,32 +191,44 @@ def encode_compact_json(document: Any) -> bytes:
     return _ENCODER.encode(document).encode()
 
 
-def _encode_document(document: Any) -> bytes:
+def _encode_document(written: bytes | msgspec.Raw) -> bytes:
+    """Return JSON without white space and without escapes that JSON does not require; numbers stay as written."""
     try:
-        stored = encode_compact_json(document)
-    except UnicodeEncodeError as error:
-        raise _LineError(_describe_surrogate(error)) from None
-    except ValueError:
-        # Python reads such a number as infinity, which JSON does not have. The largest double would be another value.
-        raise _LineError("a number beyond 1.8e308, the limit of a double") from None
+        stored = msgspec.json.format(written, indent=-1)
     except RecursionError:
         raise _LineError(_TOO_DEEP) from None
+    except msgspec.DecodeError as error:
+        raise _LineError(_find_surrogate(bytes(written)) or f"not JSON: {error}") from None
+    if b"\\" in stored:
+        stored = _STRING.sub(_unescape_string, stored)
     if len(stored) > MAX_VALUE:
         raise _LineError(f"a document of {len(stored)} bytes, limit {MAX_VALUE}")
     return stored
 
 
-def _get_field(found: Any, name: str) -> Any:
-    if not isinstance(found, dict):
-        raise _LineError(f"{_name_type(found)}, expected an object with the field {name!r}")
-    if name not in found:
-        raise _LineError(f"no field {name!r}; there is {', '.join(map(repr, list(found)[:5])) or 'none at all'}")
-    return found[name]
+def _unescape_string(match: re.Match[bytes]) -> bytes:
+    return encode_compact_json(json.loads(match[0])) if b"\\" in match[0] else match[0]
 
 
-def _encode_key(found: Any, name: str) -> bytes:
-    if isinstance(found, int) and not isinstance(found, bool):
-        found = str(found)
+def _find_surrogate(written: bytes) -> str | None:
+    """Return the description of the first half of a surrogate pair in JSON; None if there is none."""
+    for match in _STRING.finditer(written):
+        try:
+            json.loads(match[0]).encode()
+        except UnicodeEncodeError as error:
+            return _describe_surrogate(error)
+    return None
+
+
+def _get_field(fields: Mapping[str, T], name: str) -> T:
+    if name not in fields:
+        raise _LineError(f"no field {name!r}; there is {', '.join(map(repr, list(fields)[:5])) or 'none at all'}")
+    return fields[name]
+
+
+def _encode_key(written: bytes | msgspec.Raw, name: str) -> bytes:
+    text = bytes(written)
+    found = text.decode() if _WHOLE_NUMBER.fullmatch(text) else _parse_json(text)
     if not isinstance(found, str):
         raise _LineError(f"the key in {name!r} is {_name_type(found)}, expected a string or a whole number")
     try:

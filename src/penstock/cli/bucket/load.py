@@ -89,7 +89,8 @@ def load(
     """Store the documents of a file of JSON lines in a bucket.
 
     Documents are stored as compact JSON in UTF-8, with their fields in the order
-    of the file. Blank lines are ignored. Existing documents are replaced.
+    of the file. Numbers and repeated fields stay as they are in the file. Blank
+    lines are ignored. Existing documents are replaced.
     """
     from penstock.client.dumps.bucket_dump import TransferProgress
 
