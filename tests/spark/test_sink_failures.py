@@ -9,7 +9,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from pyspark.sql.datasource import WriterCommitMessage
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    CalendarIntervalType,
+    DayTimeIntervalType,
+    IntegerType,
+    MapType,
+    StringType,
+    StructField,
+    StructType,
+    VariantType,
+    YearMonthIntervalType,
+)
 
 from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, Unreachable, UsageError
@@ -71,6 +83,24 @@ def test_invalid_schema_and_mode_are_refused_before_writing(writer):
         writer({}, StructType([key]), overwrite=False)
     with pytest.raises(UsageError, match="a bucket is not a table that can be overwritten; expected mode append"):
         writer({}, StructType([key, value]), overwrite=True)
+
+
+@pytest.mark.parametrize(
+    ("of", "text"),
+    [
+        (VariantType(), r"column 'value\.x' is variant, which JSON does not have"),
+        (CalendarIntervalType(), r"column 'value\.x' is interval, which JSON does not have"),
+        (ArrayType(YearMonthIntervalType()), r"column 'value\.x\[\]' is interval year to month"),
+        (MapType(StringType(), DayTimeIntervalType()), r"column 'value\.x\.value' is duration"),
+        (MapType(BinaryType(), IntegerType()), r"column 'value\.x' has keys of type binary"),
+        (StructType().add("a", "integer").add("a", "long"), r"column 'value\.x' has the field 'a' twice"),
+    ],
+)
+@pytest.mark.parametrize("writer", [make_batch_writer, make_stream_writer])
+def test_types_without_json_are_refused_before_writing(writer, of, text):
+    value = StructType().add("x", of)
+    with pytest.raises(UsageError, match=text):
+        writer({}, StructType().add("key", "string").add("value", value), overwrite=False)
 
 
 def test_refused_rows_become_dead_letters(documents, url, letters):

@@ -34,11 +34,12 @@ def writing(df, documents, **options):
 
 def test_frame_becomes_documents(spark, documents, letters):
     rows = spark.range(300).select(
-        F.format_string("k%d", "id").alias("key"), F.struct("id", F.lit("x").alias("text")).alias("value")
+        F.format_string("k%d", "id").alias("key"),
+        F.struct("id", F.lit("x").alias("text"), F.lit(0.1).cast("float").alias("abv")).alias("value"),
     )
     writing(rows, documents).save()
     documents.keys = {f"k{number}" for number in range(300)}
-    assert documents.contents()[b"k7"][1] == b'{"id":7,"text":"x"}'
+    assert documents.contents()[b"k7"][1] == b'{"id":7,"text":"x","abv":0.1}'
     with pytest.raises(PySparkException, match="rows sent by this task were refused; the first is key 'k"):
         writing(rows, documents, operation="insert").save()
     writing(rows, documents, operation="insert", errors="deadletter", deadLetterPath=str(letters)).save()

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pyarrow as pa
 
-from penstock.client.documents.json_text import is_nested
+from penstock.client.documents.json_text import check_json_type, is_nested
 from penstock.errors import UsageError
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -63,7 +63,7 @@ def check_columns(options: SinkOptions, schema: pa.Schema) -> None:
         schema: the columns.
 
     Raises:
-        UsageError: a column is missing, is unknown, stands twice, or has another type.
+        UsageError: a column is missing, is unknown, stands twice, or has another type, or one that JSON does not have.
     """
     operation, names = options.operation, schema.names
     mapped = [each.column for each in options.subdocument]
@@ -78,8 +78,13 @@ def check_columns(options: SinkOptions, schema: pa.Schema) -> None:
     if twice := [name for name in names if names.count(name) > 1]:
         raise UsageError(f"column {twice[0]!r} twice, expected it once")
     for field in schema:
-        if field.name in mapped or field.name not in _TYPES:
+        if field.name in mapped:
+            check_json_type(field.type, field.name)
+            continue
+        if field.name not in _TYPES:
             continue
         expected, fits = _TYPES[field.name]
         if not fits(field.type):
             raise UsageError(f"column {field.name!r} is {field.type}, expected {expected}")
+        if field.name == "value":
+            check_json_type(field.type, field.name)

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
+from pyspark.errors import PySparkException
 from pyspark.sql.datasource import DataSourceArrowWriter, DataSourceStreamArrowWriter, WriterCommitMessage
-from pyspark.sql.pandas.types import to_arrow_schema
-from pyspark.sql.types import StructType
+from pyspark.sql.pandas.types import to_arrow_schema, to_arrow_type
+from pyspark.sql.types import ArrayType, DataType, MapType, StructType, VariantType
 
+from penstock.client.documents.json_text import describe_odd_type
 from penstock.client.documents.window_writer import WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
 from penstock.spark.sink import dead_letters
@@ -174,5 +176,36 @@ def _parse_write(given: Mapping[str, str], schema: StructType, *, overwrite: boo
     if overwrite:
         raise UsageError("a bucket is not a table that can be overwritten; expected mode append")
     options = SinkOptions.parse(given)
+    for column in schema:
+        _check_type(column.dataType, column.name)
     check_columns(options, to_arrow_schema(schema, timezone="UTC"))
     return options
+
+
+def _check_type(of: DataType, path: str) -> None:
+    """Check that Arrow has a type. Errors have the name of the type that users know.
+
+    Args:
+        of: the type.
+        path: the column, and the field in it.
+
+    Raises:
+        UsageError: Arrow does not have the type, or a name stands twice in a struct.
+    """
+    if isinstance(of, StructType):
+        if twice := [name for name in of.names if of.names.count(name) > 1]:
+            raise UsageError(f"column {path!r} has the field {twice[0]!r} twice, expected it once")
+        for member in of:
+            _check_type(member.dataType, f"{path}.{member.name}")
+    elif isinstance(of, ArrayType):
+        _check_type(of.elementType, f"{path}[]")
+    elif isinstance(of, MapType):
+        _check_type(of.keyType, f"{path}.key")
+        _check_type(of.valueType, f"{path}.value")
+    else:
+        try:
+            to_arrow_type(of, timezone="UTC")
+        except PySparkException:
+            raise UsageError(describe_odd_type(path, of.simpleString())) from None
+        if isinstance(of, VariantType):  # in Arrow it is a struct of two binary fields
+            raise UsageError(describe_odd_type(path, of.simpleString()))
