@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 import logging
 import random
 import re
@@ -13,6 +12,8 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
+
+import msgspec
 
 from penstock.cli.base.json_lines import encode_compact_json
 from penstock.cli.bucket.samples import make_sample
@@ -30,6 +31,8 @@ logger = logging.getLogger("penstock.cli")
 
 _TICK_SECONDS = 0.05
 """Seconds between two batches of changes."""
+_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
 _MAX_BATCH = 2048
 
 
@@ -241,10 +244,11 @@ class Workload:
 
     def _increment_revision(self, value: bytes) -> bytes:
         try:
-            document = json.loads(value)
-            document["revision"] = int(document.get("revision", 0)) + 1
-            return encode_compact_json(document)
-        except (ValueError, TypeError, AttributeError, RecursionError):
+            document = _FIELDS.decode(value)
+            revision = msgspec.json.decode(document.get("revision", b"0"), type=int)
+            # The other fields stay as they are written: numbers that no double holds, for example.
+            return msgspec.json.encode({**document, "revision": revision + 1})
+        except (ValueError, RecursionError):
             return encode_compact_json(make_sample(self._random, 0)[1])
 
 
