@@ -119,6 +119,60 @@ def test_faulty_positions_of_others_are_refused(name, data):
         READERS[name](data, "beer", "")
 
 
+def write_number(name, field, number):
+    """Return the JSON of one position of a program in which one field is that text."""
+    fields = {"seqno": "7", "start": "3", "end": "9", "vbuuid": "5", "manifest": "0", field: number}
+    written = {
+        "java-dcp-client": """{"v":1,"ps":[{"flog":[{"seqno":0,"uuid":%(vbuuid)s}],"ss":%(seqno)s,"sss":%(start)s,
+            "ses":%(end)s,"cm":%(manifest)s}]}""",
+        "go-dcp": """{"0":{"checkpoint":{"vbuuid":%(vbuuid)s,"seqno":%(seqno)s,
+            "snapshot":{"startSeqno":%(start)s,"endSeqno":%(end)s}}}}""",
+        "kafka": """{"offsets":[{"partition":{"bucket":"beer","partition":"0"},"offset":{"bySeqno":%(seqno)s,
+            "vbuuid":%(vbuuid)s,"snapshotStartSeqno":%(start)s,"snapshotEndSeqno":%(end)s,
+            "collectionsManifestUid":%(manifest)s}}]}""",
+    }[name]
+    return (written % fields).encode()
+
+
+NO_U64 = [
+    "18446744073709552000",
+    "18446744073709551616",
+    "1e3",
+    "7.0",
+    "7.5",
+    "true",
+    '"7"',
+    "1e400",
+    "-9223372036854775809",
+]
+FIELDS = [(name, field) for name in READERS for field in ("seqno", "start", "end", "vbuuid", "manifest")]
+FIELDS.remove(("go-dcp", "manifest"))
+
+
+@pytest.mark.parametrize("number", NO_U64)
+@pytest.mark.parametrize(("name", "field"), FIELDS)
+def test_numbers_that_are_no_u64_are_refused(name, field, number):
+    shown = number.strip('"')
+    with pytest.raises(PositionsUnreadable, match=rf"vbucket 0: found \w+ {shown}, expected a whole number from .+ to"):
+        READERS[name](write_number(name, field, number), "beer", "")
+
+
+def test_go_prints_no_negative_numbers_and_java_does():
+    largest = Position(seqno=7, vbuuid=2**64 - 1, snap_start=3, snap_end=9)
+    for name in ("java-dcp-client", "kafka"):
+        assert READERS[name](write_number(name, "vbuuid", "-1"), "beer", "") == {0: largest}
+    assert read_go_checkpoints(write_number("go-dcp", "vbuuid", str(2**64 - 1)), "", "") == {0: largest}
+    with pytest.raises(PositionsUnreadable, match="found vbuuid -1, expected a whole number from 0 to"):
+        read_go_checkpoints(write_number("go-dcp", "vbuuid", "-1"), "", "")
+
+
+def test_a_vbucket_that_stands_twice_is_refused():
+    first = write_number("go-dcp", "seqno", "7").decode().rstrip("}")
+    second = first.removeprefix('{"0"')
+    with pytest.raises(PositionsUnreadable, match="found vbucket 0 twice"):
+        read_go_checkpoints(f'{first}}}}}}},"00"{second}}}}}}}}}'.encode(), "", "")
+
+
 @given(st.sampled_from(sorted(READERS)), st.binary() | st.text().map(str.encode))
 def test_garbage_never_raises_another_error(name, data):
     with suppress(PositionsUnreadable):

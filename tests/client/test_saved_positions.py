@@ -82,6 +82,11 @@ def test_unknown_versions_are_refused(version):
         {"seqno": -1},
         {"seqno": 6},
         {"seqno": "3"},
+        {"seqno": 3.0},
+        {"seqno": True},
+        {"history": 2**63},
+        {"vbuuid": "7\n"},
+        {"vbuuid": "\N{ARABIC-INDIC DIGIT SEVEN}"},
         {"vbuuid": 7},
         {"vbuuid": str(2**64)},
         {"snapshot": [0]},
@@ -93,6 +98,13 @@ def test_impossible_positions_are_refused(change):
     content = json.loads(encode_positions(ONE))
     content["positions"]["1"] |= change
     with pytest.raises(PositionsUnreadable):
+        decode_positions(json.dumps(content).encode(), "here")
+
+
+def test_a_vbucket_that_stands_twice_is_refused():
+    content = json.loads(encode_positions(ONE))
+    content["positions"]["01"] = content["positions"]["1"]
+    with pytest.raises(PositionsUnreadable, match="a vbucket stands twice"):
         decode_positions(json.dumps(content).encode(), "here")
 
 

@@ -6,38 +6,44 @@ SourceOffset of kafka-connect-couchbase.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, TypeAlias
 
 from msgspec import Struct, convert
-from msgspec.json import decode
+from msgspec.json import Decoder
 
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.errors import PositionOfOtherBucket, PositionsUnreadable
 from penstock.text_files import decode_text, split_lines
+from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import unsigned64
 
 __all__ = ["READERS", "make_checkpoint_key", "read_go_checkpoints", "read_kafka_offsets", "read_session_state"]
 
 
+_Number: TypeAlias = Any
+"""A number as it stands in the JSON. `_read_number` checks it."""
+
+
 class _LogEntry(Struct):
-    seqno: int
-    uuid: int
+    seqno: _Number
+    uuid: _Number
 
 
 class _PartitionState(Struct):
     """A partition of a session state: failover log, start seqno, snapshot bounds, collections manifest."""
 
     flog: list[_LogEntry]
-    ss: int
-    sss: int
-    ses: int
-    cm: int = 0
+    ss: _Number
+    sss: _Number
+    ses: _Number
+    cm: _Number = 0
 
 
 class _SessionState(Struct):
-    v: int
+    v: _Number
     ps: list[_PartitionState | None]
 
 
@@ -57,21 +63,27 @@ def read_session_state(data: bytes, bucket: str, uuid: str) -> dict[int, Positio
     if state.v != 1:
         raise PositionsUnreadable(f"found a session state of version {state.v}, expected version 1")
     return {
-        vbucket: _make_position(each.ss, each.flog[0].uuid if each.flog else 0, each.sss, each.ses, each.cm)
+        vbucket: _make_position(
+            vbucket,
+            _JAVA,
+            {"ss": each.ss, "sss": each.sss, "ses": each.ses},
+            vbuuid=each.flog[0].uuid if each.flog else 0,
+            manifest_uid=each.cm,
+        )
         for vbucket, each in enumerate(state.ps)
         if each is not None
     }
 
 
 class _GoSnapshot(Struct):
-    startSeqno: int
-    endSeqno: int
+    startSeqno: _Number
+    endSeqno: _Number
 
 
 class _GoCheckpoint(Struct):
     snapshot: _GoSnapshot
-    vbuuid: int
-    seqno: int
+    vbuuid: _Number
+    seqno: _Number
 
 
 class _GoDocument(Struct):
@@ -111,10 +123,15 @@ def read_go_checkpoints(data: bytes, bucket: str, uuid: str) -> dict[int, Positi
             continue
         if each.bucketUuid and uuid and each.bucketUuid != uuid:
             raise PositionOfOtherBucket(f"{key}: found the bucket uuid {each.bucketUuid}, expected {uuid}")
-        point = each.checkpoint
-        found[int(match[1])] = _make_position(
-            point.seqno, point.vbuuid, point.snapshot.startSeqno, point.snapshot.endSeqno
-        )
+        point, vbucket = each.checkpoint, int(match[1])
+        if vbucket in found:
+            raise PositionsUnreadable(f"found vbucket {vbucket} twice, expected each vbucket once")
+        seqnos = {
+            "seqno": point.seqno,
+            "startSeqno": point.snapshot.startSeqno,
+            "endSeqno": point.snapshot.endSeqno,
+        }
+        found[vbucket] = _make_position(vbucket, _GO, seqnos, vbuuid=point.vbuuid)
     return found
 
 
@@ -126,11 +143,11 @@ class _KafkaPartition(Struct):
 class _KafkaOffset(Struct):
     """A source offset. Only the seqno is in the offsets of all releases."""
 
-    bySeqno: int
-    vbuuid: int = 0
-    snapshotStartSeqno: int | None = None
-    snapshotEndSeqno: int | None = None
-    collectionsManifestUid: int = 0
+    bySeqno: _Number
+    vbuuid: _Number = 0
+    snapshotStartSeqno: _Number | None = None
+    snapshotEndSeqno: _Number | None = None
+    collectionsManifestUid: _Number = 0
 
 
 class _KafkaEntry(Struct):
@@ -172,9 +189,14 @@ def read_kafka_offsets(data: bytes, bucket: str, uuid: str) -> dict[int, Positio
         found.pop(vbucket, None)
         if offset is not None:
             seqno = offset.bySeqno
-            start = seqno if offset.snapshotStartSeqno is None else offset.snapshotStartSeqno
-            end = seqno if offset.snapshotEndSeqno is None else offset.snapshotEndSeqno
-            found[vbucket] = _make_position(seqno, offset.vbuuid, start, end, offset.collectionsManifestUid)
+            seqnos = {
+                "bySeqno": seqno,
+                "snapshotStartSeqno": seqno if offset.snapshotStartSeqno is None else offset.snapshotStartSeqno,
+                "snapshotEndSeqno": seqno if offset.snapshotEndSeqno is None else offset.snapshotEndSeqno,
+            }
+            found[vbucket] = _make_position(
+                vbucket, _JAVA, seqnos, vbuuid=offset.vbuuid, manifest_uid=offset.collectionsManifestUid
+            )
     return found
 
 
@@ -201,17 +223,48 @@ def _decode_text(data: bytes, expected: str) -> str:
 def _decode(text: str, kind: Any, expected: str) -> Any:
     """Return JSON as a value of a type. Raises PositionsUnreadable."""
     try:
-        return convert(decode(text), kind)
+        return convert(_DECODER.decode(text), kind)
     except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors
         raise PositionsUnreadable(f"{error}; expected {expected}") from None
 
 
-def _make_position(seqno: int, vbuuid: int, start: int, end: int, manifest_uid: int = 0) -> Position:
+_GO, _JAVA = 0, -(2**63)
+"""The least number that a program prints for a u64: Java prints those from 2^63 on as negative numbers."""
+
+_DECODER = Decoder(float_hook=str)
+
+
+def _read_number(vbucket: int, name: str, found: Any, least: int) -> int:
+    """Return a u64 that a program has printed.
+
+    A number with a point or an exponent, or a whole number above a u64, comes from a program that keeps numbers as
+    doubles. Then it is rounded, and so may be the others.
+    """
+    if type(found) is not int or not least <= found <= MAX_SEQNO:
+        shown = found if isinstance(found, str) else json.dumps(found)
+        lowest = "-2^63" if least else "0"
+        raise PositionsUnreadable(
+            f"vbucket {vbucket}: found {name} {shown:.80}, expected a whole number from {lowest} to 2^64-1"
+        )
+    return unsigned64(found)
+
+
+def _make_position(
+    vbucket: int, least: int, seqnos: Mapping[str, Any], *, vbuuid: Any, manifest_uid: Any = 0
+) -> Position:
     """Return a position. A complete snapshot is a place to which a rollback can return.
 
-    Java prints a u64 from 2^63 on as a negative number.
+    Args:
+        vbucket: the vbucket, for errors.
+        least: the least number that the program prints.
+        seqnos: the program's names of the seqno and of the bounds of its snapshot, with their numbers.
+        vbuuid: the number of the history.
+        manifest_uid: the number of the collections manifest.
     """
-    seqno, vbuuid, start, end = map(unsigned64, (seqno, vbuuid, start, end))
+    seqno, start, end = (_read_number(vbucket, name, found, least) for name, found in seqnos.items())
+    uuid, manifest = (
+        _read_number(vbucket, name, found, least) for name, found in (("vbuuid", vbuuid), ("manifest", manifest_uid))
+    )
     if not seqno:
         return Position()
     if not start <= seqno <= end:
@@ -219,9 +272,9 @@ def _make_position(seqno: int, vbuuid: int, start: int, end: int, manifest_uid: 
     is_complete = seqno == end
     return Position(
         seqno=seqno,
-        vbuuid=vbuuid,
+        vbuuid=uuid,
         snap_start=seqno if is_complete else start,
         snap_end=end,
-        ends=(SnapshotEnd(seqno, vbuuid),) if is_complete else (),
-        manifest_uid=unsigned64(manifest_uid),
+        ends=(SnapshotEnd(seqno, uuid),) if is_complete else (),
+        manifest_uid=manifest,
     )

@@ -41,8 +41,8 @@ class SavedPositions:
 
 
 _Number = Annotated[int, Meta(ge=0)]
-_Id = Annotated[str, Meta(pattern="^[0-9]{1,20}$")]
-_Vbucket = Annotated[str, Meta(pattern="^[0-9]{1,5}$")]
+_Id = Annotated[str, Meta(pattern=r"\A[0-9]{1,20}\Z")]
+_Vbucket = Annotated[str, Meta(pattern=r"\A[0-9]{1,5}\Z")]
 
 
 class _Version(Struct):
@@ -57,7 +57,7 @@ class _StoredPosition(Struct):
     seqno: _Number
     vbuuid: _Id
     snapshot: tuple[_Number, _Number | None]
-    history: _Number = 0
+    history: Annotated[int, Meta(ge=0, le=2**63 - 1)] = 0
     manifest: _Id = "0"
     ends: list[tuple[_Number, _Id]] = []
 
@@ -116,6 +116,8 @@ def decode_positions(data: bytes, place: str) -> SavedPositions:
             )
         stored = decode(text, type=_StoredPositions)
         by_vbucket = {int(vbucket): _decode_position(each) for vbucket, each in stored.positions.items()}
+        if len(by_vbucket) < len(stored.positions):
+            raise ValueError("a vbucket stands twice")
     except (ValueError, RecursionError) as error:  # the errors of msgspec are ValueErrors
         raise PositionsUnreadable(f"{place}: {error}; expected positions of version {FORMAT_VERSION}") from None
     return SavedPositions(
