@@ -4,6 +4,7 @@ import asyncio
 import base64
 import json
 import re
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -109,6 +110,12 @@ def test_an_expiry_is_stored(on_beer):
     on_beer("load", "-", "--key", "id", "--expiry", 2_000_000_000, stdin=b'{"id":1}\n')
     (change,) = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
     assert change["expiry"] == 2_000_000_000
+
+
+def test_an_expiry_above_thirty_days_counts_from_now(on_beer):
+    assert on_beer("load", "-", "--key", "id", "--expiry", 60 * 86400, stdin=b'{"id":1}\n').code == 0
+    (change,) = on_beer("tail", "--from", "beginning", "--until", "now", "--json").json_lines
+    assert abs(change["expiry"] - time.time() - 60 * 86400) < 86400
 
 
 def test_a_change_has_a_line_of_aligned_columns(on_beer, node):

@@ -1,6 +1,7 @@
 """Rows that are written to a bucket: the results of each operation, on real nodes and without Spark."""
 
 import json
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,14 @@ def test_documents_are_stored_from_columns_of_all_types(documents, url):
     assert {row["datatype"] for row in found.values()} == {Datatype.JSON}
     plain = {"key": pa.array([b"\xff"]), "value": ["text"]}
     assert send(url, plain) == (WriteCounts(written=1), {})
+
+
+@pytest.mark.parametrize("operation", ["upsert", "insert", "change", "subdoc"])
+def test_an_expiry_above_thirty_days_counts_from_now(documents, url, operation):
+    columns = {"key": ["a"], "value": ["{}"], "event": ["mutation"], "expiry": [60 * 86400]}
+    options = {"subdocument": "n=value"} if operation == "subdoc" else {}
+    assert send(url, columns, operation=operation, **options) == (WriteCounts(written=1), {})
+    assert abs(rows_of(url)["a"]["expiry"] - time.time() - 60 * 86400) < 86400
 
 
 def test_more_rows_than_a_window_are_written(documents, url):

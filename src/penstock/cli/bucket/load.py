@@ -74,7 +74,7 @@ def load(
             min=0,
             max=2**32 - 1,
             metavar="SECONDS",
-            help="Expiry: seconds from now up to 30 days, above that Unix time. 0: never.",
+            help="Expiry: seconds from now, or Unix time if above 50 years. 0: never.",
         ),
     ] = 0,
     on_error: Annotated[
@@ -154,7 +154,7 @@ async def load_documents(
         documents: documents and lines without one.
         done: counts the documents that the node has acknowledged, and the skipped lines.
         report: called for each line without a document; returns whether to continue after it.
-        expiry: seconds from now up to 30 days, above that Unix time; 0: never.
+        expiry: as in Bucket.upsert.
     """
     chunk: list[tuple[str | bytes, bytes]] = []
     nbytes = 0

@@ -10,6 +10,7 @@ every later request for the same document. So of two rows with one key, the late
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple, Self, TypeAlias
@@ -25,6 +26,7 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.node_link import NodeLink, read_error_text
 from penstock.client.connect.retry import Retry
 from penstock.client.documents.collection_ids import CollectionIds
+from penstock.client.documents.document import Expiry, encode_expiry
 from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests, WriteRows, encode_writes
 from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
@@ -148,7 +150,7 @@ class BulkWriter:
         keys: BinaryColumn,
         values: BinaryColumn,
         *,
-        expiry: int = 0,
+        expiry: Expiry = 0,
         flags: int = 0,
         collection: str = "",
     ) -> Outcomes:
@@ -157,7 +159,7 @@ class BulkWriter:
         Args:
             keys: one for each document, of 1 to 250 bytes.
             values: one for each key.
-            expiry: seconds until the documents expire if at most 30 days, otherwise seconds since the epoch; 0: never.
+            expiry: as in Bucket.upsert.
             flags: of all documents; clients use them to describe the format of the value.
             collection: `name` or `scope.name`; empty: the default collection.
 
@@ -169,7 +171,7 @@ class BulkWriter:
                 `write` and of `find_key_prefix` are raised too.
         """
         stored = _to_binary(values, "values")
-        columns = {"values": stored, "fields": {"flags": flags, "expiry": expiry}}
+        columns = {"values": stored, "fields": {"flags": flags, "expiry": encode_expiry(expiry, time.time())}}
         if len(keys) != len(stored):
             raise UsageError(f"{len(keys)} keys and {len(stored)} values, expected as many of each")
         return await self._write_columns(Set, Opcode.SET, keys, collection, **columns)

@@ -1,25 +1,44 @@
-"""Conversions of document commands: keys to bytes and vbuckets, requests to chunks, replies to documents."""
+"""Conversions of document commands: keys to bytes and vbuckets, expiries, requests to chunks, replies to documents."""
 
 from __future__ import annotations
 
 import itertools
 import zlib
 from collections.abc import Iterable, Iterator
-from typing import NamedTuple, TypeVar
+from datetime import datetime, timedelta
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from penstock.errors import UsageError
+from penstock.wire.codec.constants import LONGEST_RELATIVE
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.inflation import inflate_value
 from penstock.wire.messages.kv import GetReply
 
-__all__ = ["Document", "compute_vbucket", "decode_document", "encode_key", "split_chunks"]
+__all__ = [
+    "LONGEST_DURATION",
+    "Document",
+    "Expiry",
+    "compute_vbucket",
+    "decode_document",
+    "encode_expiry",
+    "encode_key",
+    "split_chunks",
+]
 
 T = TypeVar("T")
 
 _MAX_REQUESTS = 512
 """Requests of one call that are in flight together."""
+
+Expiry: TypeAlias = int | timedelta | datetime
+"""Seconds from now, or the moment of the expiry; 0: never. A number above LONGEST_DURATION is Unix time."""
+
+LONGEST_DURATION = 50 * 365 * 24 * 60 * 60
+"""Seconds from now at most: 50 years. As Unix time, such a number is a date before 2020, which has passed."""
+
+_MOST_EXPIRY = 2**32 - 1
 
 _FLAGS = GetReply.layouts[1].extras
 
@@ -62,6 +81,39 @@ def encode_key(key: str | bytes) -> bytes:
         return key.encode() if isinstance(key, str) else key
     except UnicodeEncodeError as error:
         raise UsageError(f"key {key!r} cannot be encoded in UTF-8: {error.reason}") from None
+
+
+def encode_expiry(expiry: Expiry, now: float) -> int:
+    """Return an expiry as requests carry it: seconds from now up to 30 days, or Unix time; 0: never.
+
+    Seconds from now above 30 days become a Unix time. Otherwise the node would take them for a date in the 1970s.
+
+    Args:
+        expiry: the expiry.
+        now: the current Unix time.
+
+    Raises:
+        UsageError: the expiry is negative or too large, or is a time without a zone.
+    """
+    expected = f"seconds from now or Unix time, 0 to {_MOST_EXPIRY}"
+    if isinstance(expiry, datetime):
+        expected = "a time with a zone, from 1970 to 2106"
+        # A Unix time of the first 30 days of 1970 would count from now.
+        encoded = -1 if expiry.tzinfo is None else int(expiry.timestamp() // 1)
+        encoded = max(encoded, LONGEST_RELATIVE + 1) if encoded >= 0 else -1
+    elif isinstance(expiry, timedelta):
+        seconds, expected = -(-expiry // timedelta(seconds=1)), f"0 to {LONGEST_DURATION} seconds"
+        encoded = resolve_duration(seconds, now) if seconds <= LONGEST_DURATION else -1
+    else:
+        encoded = resolve_duration(expiry, now)
+    if not 0 <= encoded <= _MOST_EXPIRY:
+        raise UsageError(f"expiry is {expiry}, expected {expected}")
+    return encoded
+
+
+def resolve_duration(seconds: int, now: float) -> int:
+    """Return a number of an expiry as requests carry it: one between 30 days and 50 years becomes a Unix time."""
+    return int(now) + seconds if LONGEST_RELATIVE < seconds <= LONGEST_DURATION else seconds
 
 
 def split_chunks(items: Iterable[T]) -> Iterator[list[T]]:

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
-from penstock.client.documents.document import Document, compute_vbucket, decode_document, encode_key, split_chunks
+from penstock.client.documents.document import (
+    Document,
+    Expiry,
+    compute_vbucket,
+    decode_document,
+    encode_expiry,
+    encode_key,
+    split_chunks,
+)
 from penstock.client.documents.document_attributes import OWN_ATTRIBUTE, DocumentAttributes
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.documents.durability_levels import DurabilityName
@@ -73,7 +82,7 @@ class DocumentCommands:
         key: str | bytes,
         value: bytes,
         *,
-        expiry: int = 0,
+        expiry: Expiry = 0,
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
@@ -84,7 +93,8 @@ class DocumentCommands:
         Args:
             key: the key.
             value: the value.
-            expiry: seconds from now up to 30 days, above that Unix time; 0: never.
+            expiry: seconds from now, a timedelta, or the time of the expiry; 0: never. A number above 50 years is Unix
+                time.
             flags: the client's flags, 32 bits.
             datatype: the datatype bits of the value.
             collection: `name` or `scope.name`.
@@ -103,7 +113,7 @@ class DocumentCommands:
         self,
         documents: Iterable[tuple[str | bytes, bytes]],
         *,
-        expiry: int = 0,
+        expiry: Expiry = 0,
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
@@ -112,7 +122,8 @@ class DocumentCommands:
         """Store documents with many requests in flight; return their cas in the same order."""
         written: list[int] = []
         framing = self._requests.pack_durability(durability)
-        store = partial(self._make_store, Set, expiry=expiry, flags=flags, datatype=datatype, framing=framing)
+        ends = encode_expiry(expiry, time.time())
+        store = partial(self._make_store, Set, expiry=ends, flags=flags, datatype=datatype, framing=framing)
         for chunk in split_chunks((encode_key(key), value) for key, value in documents):
             written += [frame.cas for frame in await self._requests.send(collection, chunk, store)]
         return written
@@ -122,7 +133,7 @@ class DocumentCommands:
         key: str | bytes,
         value: bytes,
         *,
-        expiry: int = 0,
+        expiry: Expiry = 0,
         flags: int = 0,
         datatype: int = 0,
         collection: str = "",
@@ -130,7 +141,8 @@ class DocumentCommands:
     ) -> int:
         """Store a new document and return its cas. Raises KeyExists."""
         framing = self._requests.pack_durability(durability)
-        store = partial(self._make_store, Add, expiry=expiry, flags=flags, datatype=datatype, framing=framing)
+        ends = encode_expiry(expiry, time.time())
+        store = partial(self._make_store, Add, expiry=ends, flags=flags, datatype=datatype, framing=framing)
         return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
     async def replace(
@@ -139,7 +151,7 @@ class DocumentCommands:
         value: bytes,
         *,
         cas: int,
-        expiry: int = 0,
+        expiry: Expiry = 0,
         flags: int = 0,
         collection: str = "",
         durability: DurabilityName | None = None,
@@ -151,7 +163,8 @@ class DocumentCommands:
         if not cas:
             raise UsageError(f"cas 0 to replace {key!r}, expected the cas of the version to replace")
         framing = self._requests.pack_durability(durability)
-        store = partial(self._make_store, Set, expiry=expiry, flags=flags, cas=cas, framing=framing)
+        ends = encode_expiry(expiry, time.time())
+        store = partial(self._make_store, Set, expiry=ends, flags=flags, cas=cas, framing=framing)
         return (await self._requests.send(collection, [(encode_key(key), value)], store, retry=False))[0].cas
 
     async def remove(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -11,8 +12,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.documents.document import LONGEST_DURATION
 from penstock.client.documents.json_text import encode_json, is_nested
 from penstock.client.documents.write_requests import Fault, WriteRows
+from penstock.wire.codec.constants import LONGEST_RELATIVE
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import DEFAULT_NAME
@@ -147,6 +150,18 @@ class RowColumns:
             text = f"{name} {found[place]}, expected 0 to {2**bits - 1}"
             self.faults.setdefault(place, Fault(Status.EINVAL, text))
         return np.where(bad, 0, found).view(np.uint64)
+
+    def read_expiries(self) -> Numbers:
+        """Return the column `expiry` as requests carry it, by the rules of `encode_expiry`; 0 for a null.
+
+        A whole number is seconds from now or Unix time, a timestamp the time of the expiry.
+        """
+        numbers = self.read_numbers("expiry", 32)
+        if self.has_values("expiry") and pa.types.is_timestamp(self.table["expiry"].type):
+            is_given = np.asarray(self.get_column("expiry").is_valid())
+            return np.where(is_given, np.maximum(numbers, np.uint64(LONGEST_RELATIVE + 1)), np.uint64(0))
+        is_long = (numbers > LONGEST_RELATIVE) & (numbers <= LONGEST_DURATION)
+        return np.where(is_long, numbers + np.uint64(time.time()), numbers) if is_long.any() else numbers
 
     def read_datatypes(self) -> Numbers:
         """Return the datatypes of the values as far as they are known: JSON or 0."""

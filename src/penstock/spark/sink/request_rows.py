@@ -92,7 +92,7 @@ def _make_store_requests(operation: Operation, source: RowColumns) -> WriteRows:
     stores, cas = np.ones(len(source), bool), source.read_numbers("cas", 64)
     if operation is Operation.CHANGE:
         stores, cas = ~source.find_removals(), np.zeros(len(source), np.uint64)
-    fields = {"flags": source.read_numbers("flags", 32), "expiry": source.read_numbers("expiry", 32)}
+    fields = {"flags": source.read_numbers("flags", 32), "expiry": source.read_expiries()}
     documents = source.read_values(stores)
     rows = WriteRows(
         message_type=Set,
@@ -144,7 +144,7 @@ def _make_subdoc_requests(options: SinkOptions, source: RowColumns) -> WriteRows
     parts = [_pack_path(each, source.get_column(each.column)) for each in options.subdocument]
     cas = source.read_numbers("cas", 64)
     has_expiry = "expiry" in source.table.column_names
-    fields: Mapping[str, Any] = {"expiry": source.read_numbers("expiry", 32)} if has_expiry else {}
+    fields: Mapping[str, Any] = {"expiry": source.read_expiries()} if has_expiry else {}
     return WriteRows(
         message_type=MultiMutation,
         opcode=Opcode.SUBDOC_MULTI_MUTATION,

@@ -2,11 +2,12 @@
 
 from collections.abc import Callable
 
+from penstock.wire.codec.constants import LONGEST_RELATIVE
+
 __all__ = ["LAST_SEEN", "HybridClock", "resolve_expiry"]
 
 _LOGICAL = 0xFFFF
 LAST_SEEN = 2**64 - 2**48
-_LONGEST_RELATIVE = 30 * 24 * 60 * 60
 _NANOSECONDS = 10**9
 
 
@@ -48,4 +49,4 @@ def resolve_expiry(expiry: int, now: int) -> int:
 
     As in memcached, up to 30 days count from now, larger numbers are epoch seconds.
     """
-    return now // _NANOSECONDS + expiry if 0 < expiry <= _LONGEST_RELATIVE else expiry
+    return now // _NANOSECONDS + expiry if 0 < expiry <= LONGEST_RELATIVE else expiry

@@ -149,6 +149,9 @@ class VbucketState(IntEnum):
 MAX_SEQNO = 2**64 - 1
 """As an end of a stream: the stream never ends."""
 
+LONGEST_RELATIVE = 30 * 24 * 60 * 60
+"""The greatest expiry in requests that counts seconds from now; a greater one is Unix time."""
+
 MAX_KEY = 250
 """Bytes of a key."""
 
