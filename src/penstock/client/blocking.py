@@ -17,6 +17,7 @@ from typing import Any, Self, TypeVar, Unpack
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.client.bucket import Bucket
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.login.credentials import TokenSource, resolve_login
@@ -112,6 +113,7 @@ class LoopThread:
             self._loop.close()
 
 
+@check_arguments
 def read_changes(
     url: str = DEFAULT_URL,
     *,

@@ -10,6 +10,7 @@ from typing import Self, Unpack
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
@@ -50,6 +51,7 @@ from penstock.wire.messages.kv import CloseProducer
 __all__ = ["Bucket", "connect"]
 
 
+@check_arguments
 def connect(
     url: str = DEFAULT_URL,
     *,
@@ -75,6 +77,7 @@ def connect(
     return Bucket(parse_address(url, resolve_login(username, password, token)))
 
 
+@check_arguments
 class Bucket(DocumentCommands):
     """A bucket on one or more nodes: its documents, its statistics and its changes.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from penstock.argument_types import check_arguments
 from penstock.errors import Error, LakeRefused, OperationTimeout, Unreachable, UsageError, WriteLost
 from penstock.lazy_names import make_lazy_names
 
@@ -124,6 +125,7 @@ _HOMES = {
 __getattr__, __dir__ = make_lazy_names(globals(), _HOMES)
 
 
+@check_arguments
 def latest_offsets(url: str | None = None, **options: object) -> str:
     """Return the current end of a bucket as JSON, for the options endingOffsets and startingOffsets.
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from zipfile import ZIP_DEFLATED, ZipFile, ZipInfo
 
 from penstock import errors
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -52,6 +53,7 @@ def write_archive(path: str | Path) -> Path:
     return path
 
 
+@check_arguments
 def ship(spark: SparkSession) -> None:
     """Send the package to every executor that a session has or will have.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 
 __all__ = ["BY_HAND", "CommitPolicy"]
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPolicy:
     """The times at which a consumer commits by itself: after a number of changes or some time, whichever comes first.

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Self, Unpack
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
 from penstock.client.consumers.delivery_span import start_delivery_span
@@ -50,6 +51,7 @@ if TYPE_CHECKING:
 __all__ = ["Consumer"]
 
 
+@check_arguments
 class Consumer:
     """Reads changes from the saved positions of a store, and commits its positions there.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from penstock.argument_types import check_arguments
 from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.columns.schema import UNSIGNED64, Change
@@ -18,6 +19,7 @@ from penstock.wire.columns.schema import UNSIGNED64, Change
 __all__ = ["DeadLetter", "DeadLetterLog", "DeadLetterSink", "HandlerRetry"]
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HandlerRetry:
     """The attempts of a handler that raises an error. The delay between them doubles.
@@ -83,6 +85,7 @@ DeadLetterSink = Callable[[DeadLetter], Awaitable[None] | None]
 """Receives changes whose handler failed. The change is processed when it returns."""
 
 
+@check_arguments
 class DeadLetterLog:
     """Appends dead letters to a file as JSON lines. A letter is on disk before its change counts as processed.
 

@@ -20,6 +20,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
@@ -106,6 +107,7 @@ class _NodeShare:
     silent_since: float = 0.0
 
 
+@check_arguments
 class BulkWriter:
     """Writes many documents of a bucket. Use it as `async with`, which raises the errors of Bucket.connect.
 

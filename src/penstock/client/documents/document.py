@@ -76,11 +76,15 @@ def decode_document(key: bytes, frame: Frame) -> Document | None:
 
 
 def encode_key(key: str | bytes) -> bytes:
-    """Return a key as bytes. Raises UsageError for text that UTF-8 cannot encode."""
+    """Return a key as bytes. Raises UsageError for other values, and for text that UTF-8 cannot encode."""
     try:
-        return key.encode() if isinstance(key, str) else key
+        if isinstance(key, str):
+            return key.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"key {key!r} cannot be encoded in UTF-8: {error.reason}") from None
+    if not isinstance(key, bytes | bytearray | memoryview):
+        raise UsageError(f"key is {key!r:.80}, expected a string or bytes")
+    return key
 
 
 def encode_expiry(expiry: Expiry, now: float) -> int:
@@ -95,6 +99,8 @@ def encode_expiry(expiry: Expiry, now: float) -> int:
     Raises:
         UsageError: the expiry is negative or too large, or is a time without a zone.
     """
+    if expiry == 0:
+        return 0
     expected = f"seconds from now or Unix time, 0 to {_MOST_EXPIRY}"
     if isinstance(expiry, datetime):
         expected = "a time with a zone, from 1970 to 2106"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
+from penstock.argument_types import CHECKED_INSIDE, check_arguments
 from penstock.client.documents.document import (
     Document,
     Expiry,
@@ -29,6 +30,7 @@ from penstock.wire.messages.kv import Add, Delete, Get, Set
 __all__ = ["DocumentCommands"]
 
 
+@check_arguments
 class DocumentCommands:
     """The documents of a bucket.
 
@@ -103,11 +105,11 @@ class DocumentCommands:
         Returns:
             The cas of the new version.
         """
-        one = [(key, value)]
-        (cas,) = await self.upsert_many(
-            one, expiry=expiry, flags=flags, datatype=datatype, collection=collection, durability=durability
-        )
-        return cas
+        _check_sizes(flags=flags, datatype=datatype)
+        framing = self._requests.pack_durability(durability)
+        ends = encode_expiry(expiry, time.time())
+        store = partial(self._make_store, Set, expiry=ends, flags=flags, datatype=datatype, framing=framing)
+        return (await self._requests.send(collection, [(encode_key(key), value)], store))[0].cas
 
     async def upsert_many(
         self,
@@ -121,10 +123,11 @@ class DocumentCommands:
     ) -> list[int]:
         """Store documents with many requests in flight; return their cas in the same order."""
         written: list[int] = []
+        _check_sizes(flags=flags, datatype=datatype)
         framing = self._requests.pack_durability(durability)
         ends = encode_expiry(expiry, time.time())
         store = partial(self._make_store, Set, expiry=ends, flags=flags, datatype=datatype, framing=framing)
-        for chunk in split_chunks((encode_key(key), value) for key, value in documents):
+        for chunk in split_chunks(map(_encode_document, documents)):
             written += [frame.cas for frame in await self._requests.send(collection, chunk, store)]
         return written
 
@@ -140,6 +143,7 @@ class DocumentCommands:
         durability: DurabilityName | None = None,
     ) -> int:
         """Store a new document and return its cas. Raises KeyExists."""
+        _check_sizes(flags=flags, datatype=datatype)
         framing = self._requests.pack_durability(durability)
         ends = encode_expiry(expiry, time.time())
         store = partial(self._make_store, Add, expiry=ends, flags=flags, datatype=datatype, framing=framing)
@@ -162,6 +166,7 @@ class DocumentCommands:
         """
         if not cas:
             raise UsageError(f"cas 0 to replace {key!r}, expected the cas of the version to replace")
+        _check_sizes(flags=flags, cas=cas)
         framing = self._requests.pack_durability(durability)
         ends = encode_expiry(expiry, time.time())
         store = partial(self._make_store, Set, expiry=ends, flags=flags, cas=cas, framing=framing)
@@ -171,6 +176,7 @@ class DocumentCommands:
         self, key: str | bytes, *, cas: int = 0, collection: str = "", durability: DurabilityName | None = None
     ) -> int:
         """Remove a document; return the tombstone's cas. Raises KeyNotFound; KeyExists if its cas differs."""
+        _check_sizes(cas=cas)
         delete = partial(self._make_delete, cas=cas, framing=self._requests.pack_durability(durability))
         return (await self._requests.send(collection, [encode_key(key)], delete, retry=False))[0].cas
 
@@ -192,7 +198,7 @@ class DocumentCommands:
 
     async def wait_for(
         self,
-        tokens: MutationToken | Iterable[MutationToken],
+        tokens: Annotated[MutationToken | Iterable[MutationToken], CHECKED_INSIDE],
         *,
         replicas: int = 0,
         persisted: int = 0,
@@ -232,6 +238,25 @@ class DocumentCommands:
 
     def _make_store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
         key, value = document
+        if not isinstance(value, bytes | bytearray | memoryview):
+            raise UsageError(f"value is {value!r:.80} under {key!r}, expected bytes")
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
         return kind(key=prefix + key, value=value, vbucket=self._compute_vbucket(key), **fields)
+
+
+_BITS = {"flags": 32, "datatype": 8, "cas": 64}
+
+
+def _check_sizes(**numbers: int) -> None:
+    for name, number in numbers.items():
+        if number and not 0 < number < 1 << _BITS[name]:
+            raise UsageError(f"{name} is {number}, expected 0 to {2 ** _BITS[name] - 1}")
+
+
+def _encode_document(document: object) -> tuple[bytes, bytes]:
+    """Return a document with its key as bytes. Raises UsageError for anything but a pair."""
+    if not isinstance(document, tuple | list) or len(document) != 2:
+        raise UsageError(f"document is {document!r:.80}, expected a key and a value")
+    key, value = document
+    return encode_key(key), value

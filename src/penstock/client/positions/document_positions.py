@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 
+from penstock.argument_types import check_arguments
 from penstock.client.documents.document_attributes import OWN_KEYS, AttributeVersion
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.positions.position_store import PositionStore
@@ -13,6 +14,7 @@ from penstock.errors import KeyNotFound, PositionsChanged
 __all__ = ["DocumentPositions"]
 
 
+@check_arguments
 class DocumentPositions(PositionStore):
     """Keeps positions in the extended attribute `penstock` of the document `_penstock:positions:NAME`.
 

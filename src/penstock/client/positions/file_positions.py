@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from penstock.argument_types import check_arguments
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.client.positions.synced_file import read_file, remove_file, replace_file
@@ -11,6 +12,7 @@ from penstock.client.positions.synced_file import read_file, remove_file, replac
 __all__ = ["FilePositions"]
 
 
+@check_arguments
 class FilePositions(PositionStore):
     """Keeps positions in a file. A program that is killed at any moment leaves the old or the new content.
 

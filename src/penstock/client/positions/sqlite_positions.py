@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
+from penstock.argument_types import check_arguments
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.errors import Error
@@ -22,6 +23,7 @@ _BUSY_SECONDS = 10.0
 """Seconds that a statement waits for another program's lock on the database."""
 
 
+@check_arguments
 class SqlitePositions(PositionStore):
     """Keeps positions in the table `penstock_positions` of an SQLite database, which is created if needed.
 

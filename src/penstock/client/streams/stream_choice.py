@@ -155,7 +155,7 @@ async def choose_targets(
     """Return the stream targets of vbuckets; a vbucket without an end in `stop` is left out."""
     ends = dict.fromkeys(vbuckets, MAX_SEQNO)
     if isinstance(stop, Mapping):
-        ends = {vb: stop[vb] for vb in vbuckets if vb in stop}
+        ends = {vb: _check_seqno(vb, "end", stop[vb]) for vb in vbuckets if vb in stop}
     positions = await _choose_positions(reports, start, vbuckets)
     policy = RESUME_POLICIES[rollback]
     return {
@@ -173,7 +173,17 @@ async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Seq
         return {vb: make_end_position(info) for vb, info in infos.items()}
     if not isinstance(start, Mapping):
         raise UsageError(f"start is {start!r}, expected 'beginning', 'now', a time or positions by vbucket")
+    for vbucket, position in start.items():
+        for name in ("seqno", "vbuuid", "snap_start", "snap_end", "manifest_uid"):
+            _check_seqno(vbucket, name, getattr(position, name))
     return {vb: start.get(vb, BEGINNING) for vb in vbuckets}
+
+
+def _check_seqno(vbucket: int, name: str, number: int) -> int:
+    """Return a u64. Raises UsageError for another number."""
+    if not 0 <= number <= MAX_SEQNO:
+        raise UsageError(f"{name} of vbucket {vbucket} is {number}, expected 0 to {MAX_SEQNO}")
+    return number
 
 
 def make_tap_feed(

@@ -12,6 +12,7 @@ from typing import Literal
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.client.bucket import Bucket
 from penstock.client.bucket_identity import read_identity
 from penstock.client.connect.address import Address, parse_address
@@ -94,6 +95,7 @@ class _CollectionMissing(Error):
     """The target does not have a collection."""
 
 
+@check_arguments
 class BucketReplication:
     """Replicates the changes of one bucket to another until it is cancelled, or until the source's current end.
 

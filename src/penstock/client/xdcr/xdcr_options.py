@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from penstock.argument_types import check_arguments
 from penstock.client.filters.filter_options import FilterOptions
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, FILE, one_of, option, shared_option, text_list
@@ -13,6 +14,7 @@ from penstock.options import BOOLEAN, FILE, one_of, option, shared_option, text_
 __all__ = ["XdcrOptions"]
 
 
+@check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)
 class XdcrOptions:
     """The options of a replication from one bucket to another.

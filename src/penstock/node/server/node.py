@@ -11,6 +11,7 @@ from pathlib import Path
 from threading import Thread, get_ident
 from typing import Any, TypeVar
 
+from penstock.argument_types import check_arguments
 from penstock.errors import OperationTimeout, UsageError
 from penstock.node.auth import ListenerAccess, LoginAttempts, ServerTls, UsersFile, decide_access
 from penstock.node.auth.password_checks import PasswordChecker
@@ -51,6 +52,7 @@ _CALL_SECONDS = 60.0
 _FORMER_MEMBER = "cluster.json"
 
 
+@check_arguments
 class Node:
     """A running node: `start` runs it on the current event loop, `running` on a thread of its own.
 

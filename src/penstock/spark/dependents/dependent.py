@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+from penstock.argument_types import check_arguments
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeDelta, find_delta
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -64,6 +65,7 @@ class DocumentIndex(Dependent, Protocol):
         """
 
 
+@check_arguments
 def catch_up(dependent: Dependent, lake: LakeDirectory) -> int:
     """Apply the changes that the changelog has gained; return at once if there are none.
 

@@ -8,6 +8,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
+from penstock.argument_types import check_arguments
 from penstock.spark.runtime.catalog_tables import (
     find_options,
     keep_options,
@@ -73,6 +74,7 @@ class DcpDataSource(DataSource):
         return find_options(self.options, schema, SinkOptions)
 
 
+@check_arguments
 def register(spark: SparkSession) -> None:
     """Register all formats of Penstock with a session. Repeated calls are harmless.
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 
 # Spark 4.3's classes are compiled for Java 17; 25 is the newest that our tests have run on.
@@ -91,6 +92,7 @@ def choose_java(candidates: Iterable[Java]) -> Java:
     )
 
 
+@check_arguments
 def java_environment(environ: Mapping[str, str] = os.environ) -> dict[str, str]:
     """Return the variables with which Spark finds a fitting Java and starts its workers with this Python.
 

@@ -20,6 +20,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.logger import PySparkLogger
 from pyspark.sql import SparkSession
 
+from penstock.argument_types import check_arguments
 from penstock.spark.runtime.data_source import register
 from penstock.spark.runtime.fork_server import start_fork_server
 from penstock.spark.runtime.java import java_environment, list_archive_options
@@ -60,6 +61,7 @@ _TRACE_LAUNCHER = ("opentelemetry", "instrumentation", "auto_instrumentation")
 """The end of the directory that `opentelemetry-instrument` puts into PYTHONPATH. It has a sitecustomize.py."""
 
 
+@check_arguments
 def local_session(
     processors: int | None = None, *, inherit: Sequence[int] = (), java_options: Sequence[str] | None = None
 ) -> SparkSession:
@@ -85,6 +87,7 @@ def local_session(
     return spark
 
 
+@check_arguments
 def cluster_session(master: str, *, inherit: Sequence[int] = ()) -> SparkSession:
     """Start a session whose tasks run on a cluster, and send this package to the executors.
 

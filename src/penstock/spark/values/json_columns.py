@@ -31,6 +31,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
 from penstock.spark.values.json_batches import find_safe, read_batch
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
 from penstock.spark.values.json_rows import EXACT_INTEGERS, parse_rows
@@ -60,6 +61,7 @@ MAX_TYPE_DEPTH = 64
 """Levels of an inferred type; deeper levels are left out."""
 
 
+@check_arguments
 def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
     """Return the fields of documents, and the parts that do not fit; the module's docstring has the rules.
 
@@ -76,6 +78,7 @@ def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.Struc
     return _parse_values(values, _BatchReader(as_struct(schema)))
 
 
+@check_arguments
 def parse_fields(values: pa.Array, schema: pa.Schema | pa.StructType) -> pa.StructArray:
     """Return the fields of documents alone, as `parse` does.
 
@@ -103,6 +106,7 @@ def _parse_values(values: pa.Array, reader: _BatchReader) -> tuple[pa.StructArra
     return columns, rest
 
 
+@check_arguments
 def infer(values: pa.Array) -> pa.Schema:
     """Return a schema that fits the JSON objects among the values, with fields in the order of first appearance.
 
@@ -138,6 +142,7 @@ class Evolution:
     conflicts: tuple[str, ...] = ()
 
 
+@check_arguments
 def evolution(known: pa.Schema, values: pa.Array) -> Evolution:
     """Return the difference between values and a known schema.
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 from penstock.spark.values.json_times import DATE, TIMESTAMP
 from penstock.wire.values.json_value import is_text
@@ -119,6 +120,7 @@ def _quote_name(name: str) -> str:
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
 
 
+@check_arguments
 def to_ddl(schema: pa.Schema) -> str:
     """Return a schema as Spark's DDL, for example `name STRING, tags ARRAY<STRING>`.
 
@@ -127,6 +129,7 @@ def to_ddl(schema: pa.Schema) -> str:
     return ", ".join(f"`{f.name.replace('`', '``')}` {format_type(f.type)}" for f in as_struct(schema))
 
 
+@check_arguments
 def from_ddl(ddl: str) -> pa.Schema:
     """Return the schema of Spark's DDL; Spark is not needed.
 
@@ -238,6 +241,7 @@ class _DdlReader:
         return UsageError(f"schema {text!r} has {found} where {expected} was expected")
 
 
+@check_arguments
 def differences(old: pa.Schema, new: pa.Schema) -> list[str]:
     """Return in words the differences between two schemas, in the order of `new`.
 

@@ -12,6 +12,8 @@ from typing import NamedTuple
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
+
 CHANGE_SCHEMA = pa.schema(
     [
         ("vbucket", pa.int32()),
@@ -83,6 +85,7 @@ def find_kind(event: str, rev_seqno: int | None) -> ChangeKind | None:
 _REMOVALS: dict[str, ChangeKind] = {Event.DELETION: ChangeKind.DELETED, Event.EXPIRATION: ChangeKind.EXPIRED}
 
 
+@check_arguments
 def find_kinds(batch: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray:
     """Return the kind of each change of a batch with the columns event and rev_seqno, as strings."""
     event, rev_seqno = batch.column("event"), batch.column("rev_seqno")

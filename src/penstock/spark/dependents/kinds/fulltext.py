@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.checks import check_declared_name, refuse_missing_index, validate_name
 from penstock.spark.dependents.fulltext_words import (
@@ -81,6 +82,7 @@ DocumentIdentity = tuple[int, int, bytes]
 """vbucket, collection_id and key."""
 
 
+@check_arguments
 class FullText:
     """A full-text index of a lake over the strings in its documents.
 

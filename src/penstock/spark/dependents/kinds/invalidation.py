@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
 from penstock.client.connect.address import Address
 from penstock.client.login.password_options import REFERENCE
 from penstock.errors import Error, UsageError
@@ -45,6 +46,7 @@ InvalidationMessage = dict[str, Any]
 """The JSON object of one request."""
 
 
+@check_arguments
 class Invalidation:
     """Sends the keys of a lake's changed documents to an HTTP server.
 

@@ -13,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
+from penstock.argument_types import check_arguments
 from penstock.client.connect.address import Address
 from penstock.client.login.password_options import PasswordOptions
 from penstock.errors import UsageError
@@ -51,6 +52,7 @@ Delivery = Literal["exactly-once", "at-least-once"]
 """The guarantee for consumers that read only committed records."""
 
 
+@check_arguments
 class KafkaSink:
     """Sends the changes of a lake's changelog to topics of Kafka. Programs make one by `open`.
 

@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from deltalake import DeltaTable
 
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.json_paths import parse_path
@@ -70,6 +71,7 @@ class _IndexState:
     pending: PendingEntries
 
 
+@check_arguments
 class SecondaryIndex:
     """An index of a lake over the values that a path reaches in its documents.
 

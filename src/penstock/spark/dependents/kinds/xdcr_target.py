@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple, get_args
 
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.client.connect.address import Address, ConnectionOptions
 from penstock.client.documents.window_writer import RefusedRows, WriteCounts, divide_into_windows
 from penstock.errors import Error, UsageError
@@ -70,6 +71,7 @@ class ReplicationResult(NamedTuple):
     counts: WriteCounts
 
 
+@check_arguments
 def replicate(
     lake: LakeDirectory,
     target: Mapping[str, str],
@@ -100,6 +102,7 @@ def replicate(
     return ReplicationResult(catch_up(replica, lake), replica.counts)
 
 
+@check_arguments
 class XdcrTarget:
     """A bucket that gets the changes of a lake's changelog.
 

@@ -14,6 +14,7 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 
+from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
@@ -147,6 +148,7 @@ def commit_batch(lake: LakeDirectory, query: str, batch_id: int, files: Sequence
     return False
 
 
+@check_arguments
 def append_changes(
     lake: LakeDirectory, query: str, batch_id: int, batches: Iterable[pa.RecordBatch], *, vbuckets: int
 ) -> bool:

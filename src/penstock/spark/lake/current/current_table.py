@@ -17,6 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from penstock.argument_types import check_arguments
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, LOOKUP_COLUMNS, ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import to_documents
@@ -92,6 +93,7 @@ class PreparedMerge:
                 self.lake.current_table.remove_unused_files()
 
 
+@check_arguments
 def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> MergeProgress:
     """Merge the changes that the changelog has gained into `current`.
 

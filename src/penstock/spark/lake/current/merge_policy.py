@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from penstock.argument_types import check_arguments
 
+
+@check_arguments
 @dataclass(frozen=True, slots=True)
 class MergePolicy:
     """A merge is due once enough rows are pending, or once the oldest pending row is old enough.

@@ -13,6 +13,7 @@ from contextlib import suppress
 from dataclasses import replace
 from itertools import groupby
 
+from penstock.argument_types import check_arguments
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
@@ -49,6 +50,7 @@ class CompactionConflict(Error):
     """Other processes kept changing a table while its files were rewritten."""
 
 
+@check_arguments
 def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
     """Join small files of both tables. Raises CompactionConflict if other processes keep changing a table.
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.spark.lake.current.merged_state import MergedState
 from penstock.spark.lake.reading import lake_positions, lake_readers, lake_views, spark_frames, spark_tables
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Lake"]
 
 
+@check_arguments
 class Lake(LakeDirectory):
     """The tables of a bucket in a directory, which programs read as Arrow tables or Spark frames.
 

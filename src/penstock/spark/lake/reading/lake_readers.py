@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
+from penstock.argument_types import check_arguments
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
 from penstock.spark.lake.changelog.merge_rules import read_keys
 from penstock.spark.lake.current.merged_state import (
@@ -26,6 +27,7 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 T = TypeVar("T")
 
 
+@check_arguments
 def read_current(lake: LakeDirectory, limit: int | None = None) -> pa.Table:
     """Return documents as of the changelog's newest version, sorted by key, in CURRENT_COLUMNS.
 
@@ -58,6 +60,7 @@ def _sort_by_key(documents: pa.Table, limit: int | None) -> pa.Table:
     return documents.take(pc.sort_indices(documents, sort_keys=keys)[:limit])
 
 
+@check_arguments
 def read_changelog(lake: LakeDirectory, limit: int | None = None) -> pa.Table:
     """Return rows of the changelog, newest first, in CHANGE_SCHEMA.
 

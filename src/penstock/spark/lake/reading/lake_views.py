@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.boundaries import (
     EVIDENCE,
@@ -96,6 +97,7 @@ def make_as_of_frame(lake: LakeDirectory, spark: SparkSession, at: LakePosition 
     return make_frame(spark, read_as_of(lake, at), from_arrow_schema(CURRENT_COLUMNS))
 
 
+@check_arguments
 def boundaries_of(lake: LakeDirectory, at: LakePosition | Offset | datetime) -> dict[int, Boundary]:
     """Return the boundary of each vbucket at which `as_of` reads the documents."""
     return retry_missing_files(

@@ -12,6 +12,7 @@ import re
 import time
 from pathlib import Path
 
+from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
@@ -41,6 +42,7 @@ NO_ICEBERG = "Iceberg tables cannot lie in an object store; expected format 'del
 """The end of the error about Iceberg tables in an object store."""
 
 
+@check_arguments
 class LakeDirectory:
     """The files of a lake: tables and checkpoint. Raises UsageError if `path` cannot be the place of a lake.
 

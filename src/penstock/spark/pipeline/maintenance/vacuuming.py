@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.argument_types import check_arguments
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS, hold_vacuum_lock, vacuum_table
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -11,6 +12,7 @@ from penstock.spark.pipeline.state.lake_files import remove_drafts
 __all__ = ["vacuum"]
 
 
+@check_arguments
 def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool = False) -> MaintenanceReport:
     """Remove files that the tables and indexes of a lake have not needed for `keep_hours`.
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from penstock.argument_types import check_arguments
 from penstock.spark.lake.reading.lake import Lake
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, define_bucket_pipeline, read_definition
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Pipeline"]
 
 
+@check_arguments
 class Pipeline:
     """Buckets whose changes are written to the tables of lakes, with their dependents.
 
@@ -32,9 +35,9 @@ class Pipeline:
         self.definition = definition
 
     @classmethod
-    def from_file(cls, path: str) -> Pipeline:
+    def from_file(cls, path: str | Path) -> Pipeline:
         """Return the pipeline that a TOML file declares. Raises UsageError, which names file, table and key."""
-        return cls(read_definition(path))
+        return cls(read_definition(str(path)))
 
     @classmethod
     def of_bucket(cls, lake: str, url: str, **source: Any) -> Pipeline:
