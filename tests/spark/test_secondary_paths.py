@@ -14,6 +14,7 @@ from penstock.errors import UsageError
 from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.json_paths import extract_values, find_values, parse_path
 from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
+from penstock.spark.values import json_columns
 from penstock.wire.values.json_value import parse_written_json
 
 BEYOND_LONG = 1 << 63
@@ -102,6 +103,12 @@ KIND_TABLE = [
     ("string", 5, None),
     ("double", 7, 7.0),
     pytest.param("double", 10**400, None, id="huge"),
+    ("double", 2**53, 2.0**53),
+    ("double", 2**53 + 1, None),
+    ("double", 2**53 + 2, 2.0**53 + 2),
+    ("double", -(2**63) + 1, None),
+    ("double", 10**22, 1e22),
+    ("double", 10**23, None),
     ("double", True, None),
     ("long", 7.0, None),
     ("long", BEYOND_LONG, None),
@@ -131,6 +138,53 @@ def test_values_fit_their_type(name, value, wanted):
     found = extract_values(pa.array([json.dumps({"a": [value]}).encode()] * 40), ("a",), find_value_type(name))
     assert found.values.to_pylist() == [wanted] * 40
     assert found.misfits.to_pylist() == [None if wanted is not None else json.dumps(value)[:100]] * 40
+
+
+@pytest.mark.parametrize("count", [1, 400])
+@pytest.mark.parametrize(
+    ("written", "held"), [("9007199254740993", None), ("9007199254740994", 2.0**53 + 2), ("-0.0", 0.0)]
+)
+def test_a_double_is_never_another_number(written, held, count):
+    """A whole number that was rounded is a misfit, whichever parser reads it, as in the columns of views."""
+    documents = pa.array([b'{"a":1.5}'] * count + [f'{{"a":{written}}}'.encode()])
+    found = extract_values(documents, ("a",), VALUE_TYPES["double"])
+    assert found.values.to_pylist() == [1.5] * count + [held]
+    assert found.misfits.to_pylist() == [None] * count + [written if held is None else None]
+    columns, rest = json_columns.parse(documents, json_columns.from_ddl("a DOUBLE"))
+    assert columns.field("a").to_pylist() == [1.5] * count + [held]
+    assert rest.to_pylist() == [None] * count + [None if held is not None else f'{{"a":{written}}}']
+
+
+@pytest.mark.parametrize(
+    ("name", "bound"),
+    [
+        ("double", 9007199254740993),
+        ("double", 2**63 - 1),
+        ("double", 10**400),
+        ("double", float("nan")),
+        ("double", "5"),
+        ("long", 2**63),
+        ("long", 5.0),
+        ("long", True),
+        ("decimal(4, 2)", Decimal("0.125")),
+        ("decimal(4, 2)", 0.5),
+        ("date", "2026-02-30"),
+        ("date", datetime(2026, 1, 1, tzinfo=UTC)),
+        ("timestamp", 5),
+        ("string", 5),
+    ],
+)
+def test_bounds_that_the_type_does_not_hold_are_refused(name, bound):
+    kind = find_value_type(name)
+    with pytest.raises(UsageError, match=r"the bound is .*; expected a"):
+        kind.convert_bound(bound, "the bound")
+
+
+@pytest.mark.parametrize("text", ["9007199254740993", "1e400", "nan", "١٢", "1_0"])
+def test_typed_bounds_that_a_double_does_not_hold_are_refused(text):
+    kind = find_value_type("double")
+    with pytest.raises(UsageError, match=f"the bound is '?{text}'?; expected a double"):
+        kind.convert_bound(kind.parse_text(text), "the bound")
 
 
 def test_negative_zero_becomes_zero():

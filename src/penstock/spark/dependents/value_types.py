@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
+from penstock.spark.values.json_rows import EXACT_INTEGERS, fit_float
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
 from penstock.spark.values.json_types import MAX_DIGITS
 from penstock.wire.values.json_value import WrittenFloat, is_text, parse_written_json
@@ -131,11 +131,8 @@ def _fit_string(value: Any) -> str | None:
 def _fit_double(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number + 0.0 if math.isfinite(number) else None  # -0.0 becomes 0.0
+    number = fit_float(value, pa.float64())
+    return None if number is None else number + 0.0  # -0.0 becomes 0.0
 
 
 def _fit_long(value: Any) -> int | None:
@@ -147,9 +144,10 @@ def _fit_boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _convert_finite(column: pa.Array) -> pa.Array | None:
+def _convert_exact(column: pa.Array) -> pa.Array | None:
+    """Return doubles; None if one may be a whole number that was rounded, or is infinite or NaN."""
     numbers = column.to_numpy(zero_copy_only=False)
-    return pa.array(numbers + 0.0) if np.isfinite(numbers).all() else None
+    return pa.array(numbers + 0.0) if (np.abs(numbers) < EXACT_INTEGERS[pa.float64()]).all() else None
 
 
 def _convert_times(column: pa.Array) -> pa.Array | None:
@@ -170,7 +168,7 @@ VALUE_TYPES = {
     kind.name: kind
     for kind in (
         ValueType("string", pa.string(), pa.string(), _fit_string, _keep_column),
-        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_finite),
+        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact),
         ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
         ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
         ValueType("timestamp", TIMESTAMP, pa.string(), fit_timestamp, _convert_times),

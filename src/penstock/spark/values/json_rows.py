@@ -31,7 +31,7 @@ from penstock.wire.values.json_value import (
     read_object,
 )
 
-__all__ = ["EXACT_INTEGERS", "parse_rows"]
+__all__ = ["EXACT_INTEGERS", "fit_float", "parse_rows"]
 
 Fields: TypeAlias = Mapping[str, pa.DataType]
 
@@ -128,8 +128,14 @@ def _fit_number(value: int | float, of: pa.DataType) -> int | float | Decimal | 
         return value if -(2 ** (of.bit_width - 1)) <= value < 2 ** (of.bit_width - 1) else None
     if pa.types.is_decimal(of):
         return fit_decimal(value.text if isinstance(value, WrittenFloat) else str(value), of)
-    if of not in EXACT_INTEGERS:
-        return None
+    return fit_float(value, of) if of in EXACT_INTEGERS else None
+
+
+def fit_float(value: int | float, of: pa.DataType) -> float | None:
+    """Return a number as a FLOAT or DOUBLE, in which a fraction may be rounded.
+
+    None for a whole number that would be rounded, and for a number that would become infinite.
+    """
     try:
         with np.errstate(over="ignore"):
             held = float(of.to_pandas_dtype()(float(value)))

@@ -82,6 +82,9 @@ class WrittenFloat(float):
         number.text = text
         return number
 
+    def __repr__(self) -> str:
+        return self.text
+
 
 class RepeatedNames(dict[str, Any]):
     """An object that had a name twice; it keeps only the last value."""
