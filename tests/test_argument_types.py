@@ -50,7 +50,7 @@ def take(
     anything: Any = None,
     **options: Unpack[Options],
 ) -> str:
-    """Return a word, whatever the arguments are."""
+    """Return a word for all arguments."""
     return "taken"
 
 
@@ -138,7 +138,7 @@ MADE_BY_PENSTOCK = [
     *("Boundary", "Change", "ChangeKind", "ConsumerReport", "DeadLetter", "Document", "LakePosition", "LakeStatus"),
     *("Position", "SavedPositions", "SourceProgress", "StreamCounts", "VbucketLag"),
 ]
-"""Classes of values that programs receive; nothing checks what programs put into them."""
+"""Classes of values that programs receive; the arguments of their constructors are not checked."""
 
 OF_EXTENSIONS = ["Dependent", "DependentKind", "Operand", "Question", "PipelineDefinition", "register_kind"]
 """Names for programs that add a kind of dependent, or define a pipeline in Python."""

@@ -12,6 +12,7 @@ declaration. Fields without `option` cannot be set by users.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, replace
@@ -154,8 +155,8 @@ def _make_number_type(
             found = kind(given)
         except ValueError:
             found = kind(least - 1)
-        # int and float also read underscores between digits, and digits of other scripts.
-        if not (least <= found <= most and given.isascii() and "_" not in given):
+        # int and float also read white space, underscores between digits, and digits of other scripts.
+        if not (least <= found <= most and given.isascii() and not re.search(r"[_\s]", given)):
             raise UsageError(f"option {name} is {given!r}, expected {expected}")
         return found
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from penstock.digits import read_digits
 from penstock.lazy_names import make_lazy_names
 
 if TYPE_CHECKING:
@@ -44,9 +45,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def _read_vbuckets(config: pytest.Config) -> int:
     text = str(config.getini(_VBUCKETS_OPTION))
-    if not text.isdecimal() or not 1 <= int(text) <= 1024 or int(text) & (int(text) - 1):
+    number = read_digits(text, 1024, 1)
+    if number is None or number & (number - 1):
         raise pytest.UsageError(f"{_VBUCKETS_OPTION} = {text}: expected a power of two from 1 to 1024")
-    return int(text)
+    return number
 
 
 @pytest.fixture(scope="session")

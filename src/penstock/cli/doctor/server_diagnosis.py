@@ -17,6 +17,7 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, generate_stream_name, open_session
 from penstock.client.connect.handshake import COMMANDS, Purpose
 from penstock.client.connect.server_info import ServerInfo, request_server_info
+from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import (
     AccessDenied,
@@ -111,7 +112,7 @@ async def _check_clock(finding: Callable[..., Finding], session: ClientSession, 
     before = time.time()
     try:
         stats = await session.link.request_stats("", timeout, optional=True)
-        reported = int(stats["time"])
+        reported = read_number("time", stats["time"])
     except (Error, OSError, KeyError, ValueError):
         return finding("clock", FindingState.INFO, "the server does not report its time")
     after = time.time()

@@ -10,7 +10,7 @@ from typing import Any
 from msgspec import Struct, ValidationError, convert
 
 from penstock.client.bucket import Bucket
-from penstock.client.connect.stat_numbers import read_number
+from penstock.client.connect.stat_numbers import find_number
 from penstock.client.dashboard.dashboard_document import TimingRow
 from penstock.client.dashboard.stat_rows import list_timings
 from penstock.errors import KeyNotFound, RemoteProtocolError, UnsupportedServer
@@ -142,7 +142,7 @@ async def read_sample(bucket: Bucket) -> TrafficSample:
 
 
 def _read_numbers(name: str, reported: Sequence[Mapping[str, str]]) -> list[int]:
-    return [read_number(name, stats[name]) for stats in reported if stats.get(name, "").isdecimal()]
+    return [number for stats in reported if (number := find_number(stats, name)) is not None]
 
 
 async def _read_streams(bucket: Bucket) -> Sequence[ConnectionSample] | None:

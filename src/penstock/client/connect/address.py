@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl, quote, unquote
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT
 from penstock.client.login.credentials import Login
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.options import (
     BOOLEAN,
@@ -396,9 +397,10 @@ def _parse_host(text: str, default_port: int) -> tuple[str, int]:
         raise UsageError(f"host {host!r} in the connection string, expected {kind}")
     if port is None:
         return host, default_port
-    if not (port.isascii() and port.isdigit() and len(port) <= 5 and 0 < int(port) <= MAX_PORT):
+    number = read_digits(port, MAX_PORT, 1)
+    if number is None:
         raise UsageError(f"port {port!r} in the connection string, expected a number from 1 to {MAX_PORT}")
-    return host, int(port)
+    return host, number
 
 
 _LONGEST_NAME = 253

@@ -11,6 +11,7 @@ from msgspec import Struct
 from msgspec.json import Decoder, Encoder
 
 from penstock.client.dumps.json_objects import BASE64, make_json_object
+from penstock.digits import read_u64
 from penstock.errors import UsageError
 from penstock.wire.columns.run_decoder import list_changes, make_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Change, Event
@@ -101,8 +102,8 @@ def _read_change(line: bytes, place: str) -> Change:
         found = _DECODER.decode(line)
         return Change(
             **{name: getattr(found, name) for name in _PLAIN},
-            vbuuid=None if found.vbuuid is None else int(found.vbuuid),
-            cas=None if found.cas is None else int(found.cas),
+            vbuuid=None if found.vbuuid is None else read_u64(found.vbuuid),
+            cas=None if found.cas is None else read_u64(found.cas),
             key=_read_bytes(found.key, found.key_base64),
             value=_read_bytes(found.value, found.value_base64),
             xattrs=None if found.xattrs is None else _read_attributes(found.xattrs),

@@ -305,7 +305,7 @@ class _FilterReader:
                 steps.append(self._read_name())
             elif self._accepts("sign", "["):
                 index = self._take("number", "a whole number")
-                if not index.lstrip("-").isdecimal():
+                if not re.fullmatch("-?[0-9]{1,9}", index):
                     self._refuse_at(self._tokens[self._next - 1].at, "a whole number", repr(index))
                 steps.append(int(index))
                 self.expect("sign", "]")

@@ -9,13 +9,14 @@ from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import MAX_VBUCKETS, Address
 from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
@@ -112,9 +113,9 @@ class NodeControl:
         stats = await self._ask(lambda link, timeout: link.request_stats("vbucket", timeout))
         by_name = {state.name.lower(): state for state in VbucketState}
         return {
-            int(name.removeprefix("vb_")): by_name[text]
+            number: by_name[text]
             for name, text in stats.items()
-            if name.removeprefix("vb_").isdecimal() and text in by_name
+            if (number := read_digits(name.removeprefix("vb_"), MAX_VBUCKETS)) is not None and text in by_name
         }
 
     async def read_seqnos(self) -> dict[int, int]:

@@ -33,6 +33,7 @@ from penstock.client.replication.replication_progress import CatchUpGoals, Repli
 from penstock.client.replication.target_states import find_new_replicas
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.vbucket_reports import VbucketReports
+from penstock.digits import read_digits
 from penstock.errors import (
     ConnectionClosed,
     Error,
@@ -41,7 +42,7 @@ from penstock.errors import (
     UnsupportedServer,
     UsageError,
 )
-from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 
 __all__ = ["ReplicationOptions", "Replicator"]
 
@@ -370,7 +371,7 @@ class Replicator:
         for endpoint, relay in tuple(self._relays.items()):
             stats = await self._ask_source(endpoint, lambda control: control.read_stats("tap", optional=True)) or {}
             left = stats.get(f"eq_tapq:{relay.name}:total_backlog_size", "0")
-            found[format_endpoint(*endpoint)] = int(left) if left.isdecimal() else 0
+            found[format_endpoint(*endpoint)] = read_digits(left, MAX_SEQNO) or 0
         return found
 
     async def _ask_source(self, endpoint: Endpoint, ask: Callable[[NodeControl], Awaitable[T]]) -> T | None:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.login.credentials import Credentials, read_credentials_file
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
@@ -104,11 +105,12 @@ def read_listener(
         if login_file is not None:
             raise UsageError(f"{flag}-login without {flag}")
         return None
-    host, _, port = place.rpartition(":")
-    if not (port.isascii() and port.isdecimal() and int(port) <= _MAX_PORT):
+    host, _, digits = place.rpartition(":")
+    port = read_digits(digits, _MAX_PORT)
+    if port is None:
         raise UsageError(
             f"{flag} is {place!r}, expected a port from 0 to {_MAX_PORT}, or HOST:PORT such as 10.0.0.1:9464"
         )
     bare = host.removeprefix("[").removesuffix("]")
     login = None if login_file is None else read_credentials_file(login_file)
-    return WebListener(int(port), bare or LOOPBACK, login, purpose)
+    return WebListener(port, bare or LOOPBACK, login, purpose)

@@ -16,6 +16,7 @@ from wsgiref.simple_server import WSGIRequestHandler, WSGIServer
 
 from penstock.client.login.credentials import Credentials
 from penstock.client.signals.web_listener import WebListener
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,10 +49,10 @@ class WebRequest(NamedTuple):
 
     def read_body(self) -> bytes | None:
         """Return the body; None if it is too long, or its length is not given. A site checks the login first."""
-        length = str(self.headers.get("CONTENT_LENGTH") or "")
-        if not (length.isascii() and length.isdecimal() and int(length) <= _MOST_BODY_BYTES):
+        length = read_digits(str(self.headers.get("CONTENT_LENGTH") or ""), _MOST_BODY_BYTES)
+        if length is None:
             return None
-        body: bytes = self.headers["wsgi.input"].read(int(length))
+        body: bytes = self.headers["wsgi.input"].read(length)
         return body
 
 

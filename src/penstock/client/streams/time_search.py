@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,7 +55,7 @@ async def find_positions_at(
         raise UsageError(f"found the time {moment.isoformat()}, expected a time with a zone that has passed")
     infos = await reports.vbucket_infos(vbuckets)
     ends = {vbucket: info.high_seqno for vbucket, info in infos.items() if info.high_seqno}
-    limit = int(moment.timestamp() * 10**9)
+    limit = (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1) * 1000
     first: dict[int, int] = {}
     async with await open_keys(ends) as stream:
         async for batch in stream:

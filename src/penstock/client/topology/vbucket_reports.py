@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TypeVar
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.stat_numbers import read_number
+from penstock.client.connect.stat_numbers import find_number
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, read_item_counts
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
 from penstock.client.topology.nodes import Nodes
@@ -71,7 +71,8 @@ class VbucketReports:
         """Return the numbers in a group of statistics, summed over all nodes. Raises the errors of `stats`."""
         totals: Counter[str] = Counter()
         for reported in await self.node_stats(group):
-            totals.update({name: read_number(name, text) for name, text in reported.items() if text.isdecimal()})
+            numbers = {name: find_number(reported, name) for name in reported}
+            totals.update({name: number for name, number in numbers.items() if number is not None})
         return dict(totals)
 
     async def node_stats(self, group: str = "") -> list[dict[str, str]]:

@@ -15,6 +15,7 @@ from penstock.client.positions.file_positions import FilePositions
 from penstock.client.positions.position_checks import check_bucket
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.xdcr.checkpoint import Checkpoint
+from penstock.digits import read_u64
 from penstock.errors import Error, PositionsUnreadable, UsageError
 
 __all__ = ["StateFile"]
@@ -56,7 +57,7 @@ class StateFile:
                 return Checkpoint()
             selection = convert(saved.notes[_SELECTION], dict[str, Any])
             ends = convert(saved.notes[_TARGET_ENDS], list[tuple[int, int, str]])
-            target_ends = {vbucket: SnapshotEnd(seqno, int(vbuuid)) for vbucket, seqno, vbuuid in ends}
+            target_ends = {vbucket: SnapshotEnd(seqno, read_u64(vbuuid)) for vbucket, seqno, vbuuid in ends}
         except (PositionsUnreadable, ValueError, KeyError):  # the errors of msgspec are ValueErrors
             raise Error(f"{self.path} is not a state file of a replication; remove it to start over") from None
         if selection != self.selection:

@@ -9,10 +9,11 @@ dcp/producer.cc, DcpProducer::control.
 
 from __future__ import annotations
 
-import math
+import re
 from collections.abc import Callable
 
 from penstock.client.filters.filter_control import FILTER_SETTING, parse_filter_setting
+from penstock.digits import read_digits
 from penstock.errors import InvalidArguments, NotSupported, UsageError
 from penstock.node.dialects.dcp_producer import DcpProducer
 from penstock.node.streams.pushed_filter import PushedFilter
@@ -24,6 +25,7 @@ Setter = Callable[[DcpProducer, str], None]
 
 MAX_WINDOW = 2**32 - 1
 MIN_NOOP_SECONDS = 0.1
+_SECONDS = re.compile(r"[0-9]{1,10}(\.[0-9]{1,10})?")
 """Shortest interval between two NOOPs."""
 
 
@@ -51,9 +53,10 @@ def _make_value_error(value: str, expected: str) -> InvalidArguments:
 
 
 def _set_window(producer: DcpProducer, value: str) -> None:
-    if not (value.isascii() and value.isdigit() and len(value) <= 10 and int(value) <= MAX_WINDOW):
+    window = read_digits(value, MAX_WINDOW)
+    if window is None:
         raise _make_value_error(value, f"0 to {MAX_WINDOW}")
-    producer.flow.set_window(int(value))
+    producer.flow.set_window(window)
     producer.resume()
 
 
@@ -62,11 +65,8 @@ def _set_noop(producer: DcpProducer, value: str) -> None:
 
 
 def _set_noop_interval(producer: DcpProducer, value: str) -> None:
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not MIN_NOOP_SECONDS <= seconds < math.inf:
+    seconds = float(value) if _SECONDS.fullmatch(value) else 0.0
+    if seconds < MIN_NOOP_SECONDS:
         raise _make_value_error(value, f"at least {MIN_NOOP_SECONDS} seconds")
     producer.noops.set_interval(seconds)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from penstock.digits import read_hex_digits
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.auth import Privilege
 from penstock.node.session.request_keys import MAX_COLLECTION_KEY, make_unknown_collection_error
@@ -48,11 +49,9 @@ def parse_id(text: str) -> int:
 
     Raises InvalidArguments for another text.
     """
-    try:
-        if len(text) <= _MOST_DIGITS and text.startswith("0x"):
-            return int(text, 16)
-    except ValueError:
-        pass
+    number = read_hex_digits(text.removeprefix("0x")) if text.startswith("0x") else None
+    if number is not None:
+        return number
     raise InvalidArguments(f"id {text[:_MOST_DIGITS]!r}: expected a number in hexadecimal, such as 0x8")
 
 

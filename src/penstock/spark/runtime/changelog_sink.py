@@ -11,6 +11,8 @@ import pyarrow as pa
 from pyspark.sql.datasource import DataSource, DataSourceStreamArrowWriter, WriterCommitMessage
 from pyspark.sql.types import StringType, StructField, StructType
 
+from penstock.client.connect.address import MAX_VBUCKETS
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables.data_files import DataFile
@@ -112,9 +114,11 @@ def open_lake(options: Mapping[str, str], format_name: str) -> tuple[LakeDirecto
     given = {name.lower(): text for name, text in options.items()}
     if not given.get("path"):
         raise UsageError(f"{format_name} has no option path; expected the lake's directory in it")
-    vbuckets = given.get("vbuckets", "1024")
-    if not vbuckets.isdigit() or not int(vbuckets):
-        raise UsageError(f"{format_name} has vbuckets {vbuckets!r}; expected a number above 0")
+    vbuckets = read_digits(given.get("vbuckets", "1024"), MAX_VBUCKETS, 1)
+    if vbuckets is None:
+        raise UsageError(
+            f"{format_name} has vbuckets {given['vbuckets']!r}; expected a number from 1 to {MAX_VBUCKETS}"
+        )
     table_format = given.get("tableformat", "delta")
     if table_format not in FORMATS:
         raise UsageError(f"{format_name} has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}")
@@ -122,7 +126,7 @@ def open_lake(options: Mapping[str, str], format_name: str) -> tuple[LakeDirecto
     if catalog:
         check_catalog(catalog)
         catalog = resolve_catalog(catalog, Path.cwd())
-    return LakeDirectory(given["path"], table_format, catalog or None), int(vbuckets)
+    return LakeDirectory(given["path"], table_format, catalog or None), vbuckets
 
 
 def _list_files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:

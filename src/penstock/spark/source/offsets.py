@@ -21,8 +21,9 @@ from typing import NamedTuple, TypeAlias
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.vbucket_info import VbucketInfo
+from penstock.digits import read_u64
 from penstock.errors import UsageError
-from penstock.spark.source.run_lengths import decode_numbers, decode_runs, encode_runs, parse_number, shorten_text
+from penstock.spark.source.run_lengths import decode_numbers, decode_runs, encode_runs, shorten_text
 
 __all__ = [
     "MAX_PROVEN",
@@ -136,10 +137,10 @@ class Offset:
                 seqnos := decode_numbers(value["seqno"]),
                 [_decode_proven(text, seqno) for text, seqno in zip(decode_runs(value["proven"]), seqnos, strict=True)],
                 decode_numbers(value["purge"]),
-                [None if text == "-" else parse_number(text) for text in decode_runs(value["requested"])],
+                [None if text == "-" else read_u64(text) for text in decode_runs(value["requested"])],
             ]
             vbuckets = tuple(VbucketOffset(*row) for row in zip(*columns, strict=True))
-            ids = tuple(map(parse_number, filter(None, str(value.get("collections", "")).split(","))))
+            ids = tuple(map(read_u64, filter(None, str(value.get("collections", "")).split(","))))
         except (KeyError, ValueError) as error:
             raise UsageError(f"not an offset of this source ({error}): {shorten_text(value)}") from None
         known_ids = ids if "collections" in value else None
@@ -346,8 +347,8 @@ def _decode_proven(text: str, seqno: int) -> tuple[ProvenEnd, ...]:
     proven = []
     for pair in text.split(","):
         below, _, above = pair.partition("+")
-        end = seqno - parse_number(below)
-        proven.append(ProvenEnd(end, end + parse_number(above)))
+        end = seqno - read_u64(below)
+        proven.append(ProvenEnd(end, end + read_u64(above)))
     if any(p.end <= 0 for p in proven) or len(proven) > MAX_PROVEN or proven != sorted(proven):
         raise ValueError(f"{text!r} are not the proven ends of seqno {seqno}")
     return tuple(proven)

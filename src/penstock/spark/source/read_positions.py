@@ -21,6 +21,7 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.synced_file import read_file, remove_file, replace_file
 from penstock.client.topology.vbucket_info import VbucketInfo
+from penstock.digits import read_u64
 from penstock.errors import BucketRecreated, PositionsUnreadable, UsageError
 from penstock.spark.source.offsets import (
     Offset,
@@ -31,7 +32,7 @@ from penstock.spark.source.offsets import (
     make_first_offset,
     make_proven_offset,
 )
-from penstock.spark.source.run_lengths import parse_number, shorten_text
+from penstock.spark.source.run_lengths import shorten_text
 from penstock.spark.storage.object_path import LakePath, identify_content, parse_place
 from penstock.spark.storage.stored_documents import replace_document
 from penstock.text_files import decode_text, split_lines
@@ -127,7 +128,7 @@ def _parse_position(decoded: Any) -> tuple[int, int]:
 
 
 def _parse_whole_number(value: object) -> int:
-    return parse_number(str(value))
+    return read_u64(str(value))
 
 
 def resolve_position(place: ReadPosition, infos: Mapping[int, VbucketInfo], count: int) -> Offset:

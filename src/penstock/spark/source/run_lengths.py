@@ -3,7 +3,9 @@
 from collections.abc import Iterable
 from itertools import groupby, repeat
 
-__all__ = ["decode_numbers", "decode_runs", "encode_runs", "parse_number", "shorten_text"]
+from penstock.digits import read_u64
+
+__all__ = ["decode_numbers", "decode_runs", "encode_runs", "shorten_text"]
 
 MAX_VALUES = 65536  # the wire names a vbucket by 16 bits
 
@@ -25,7 +27,7 @@ def decode_runs(column: object) -> list[str]:
     values: list[str] = []
     for run in column.split():
         value, star, count = run.partition("*")
-        times = parse_number(count) if star else 1
+        times = read_u64(count) if star else 1
         if len(values) + times > MAX_VALUES:
             raise ValueError(f"more than {MAX_VALUES} vbuckets")
         values += repeat(value, times)
@@ -33,19 +35,8 @@ def decode_runs(column: object) -> list[str]:
 
 
 def decode_numbers(column: object) -> list[int]:
-    """Return the values of a column of numbers. Raises ValueError like `decode_runs` and `parse_number`."""
-    return [parse_number(text) for text in decode_runs(column)]
-
-
-def parse_number(text: str) -> int:
-    """Return a number from 0 to 2^64-1.
-
-    Raises:
-        ValueError: the text is not such a number.
-    """
-    if not (text.isascii() and text.isdecimal() and len(text) <= 20 and int(text) < 2**64):
-        raise ValueError(f"{text!r} is not a number from 0 to 2^64-1")
-    return int(text)
+    """Return the values of a column of numbers. Raises ValueError like `decode_runs` and `read_u64`."""
+    return [read_u64(text) for text in decode_runs(column)]
 
 
 def shorten_text(value: object) -> str:

@@ -17,6 +17,7 @@ from starlette.responses import Response
 from penstock.client.dashboard.dashboard_document import VbucketDetail
 from penstock.client.dashboard.shown_change import NEWEST_CHANGES, REQUEST_HEADER, TailRequest
 from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEADERS, find_file
+from penstock.digits import read_digits
 from penstock.errors import KeyNotFound
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -30,7 +31,6 @@ from penstock.node.http.pages.http_authentication import MISSING, Page, PageRequ
 from penstock.node.http.pages.http_state import HttpState
 from penstock.node.stats.stat_groups import read_durability, read_seqnos, read_vbucket_details
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.rollback import MAX_SEQNO
 
 T = TypeVar("T")
 
@@ -169,11 +169,10 @@ def _choose_bucket(request: PageRequest) -> ServedBucket:
 
 def _find_vbucket(request: PageRequest) -> tuple[ServedBucket, Vbucket]:
     bucket, text = request.find_bucket(), request.get_path_part("vbucket")
-    if not (text.isascii() and text.isdigit() and len(text) <= len(str(MAX_SEQNO))):
+    number = read_digits(text, len(bucket.store.vbuckets) - 1)
+    if number is None:
         raise HTTPException(404, MISSING, SECURITY_HEADERS)
-    if int(text) >= len(bucket.store.vbuckets):
-        raise HTTPException(404, MISSING, SECURITY_HEADERS)
-    return bucket, bucket.store.vbuckets[int(text)]
+    return bucket, bucket.store.vbuckets[number]
 
 
 def _find_collections(bucket: ServedBucket, names: Sequence[str]) -> list[int] | None:

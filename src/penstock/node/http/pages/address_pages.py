@@ -10,6 +10,7 @@ from dataclasses import replace
 from starlette.responses import Response
 
 from penstock.client.connect.address import is_host
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.node.auth.roles import Privilege
 from penstock.node.cluster.topology import AlternateAddress
@@ -58,9 +59,10 @@ def _get_field(form: dict[str, str], name: str) -> str:
 
 
 def _parse_port(text: str, name: str) -> int:
-    if not (text.isascii() and text.isdigit() and len(text) <= 5 and 0 < int(text) <= 65535):
+    port = read_digits(text, 65535, 1)
+    if port is None:
         raise FormErrors({name: f"expected 1 to 65535, found {text[:40]!r}"})
-    return int(text)
+    return port
 
 
 _ALTERNATE_PATH = "/node/controller/setupAlternateAddresses/external"

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
+from penstock.digits import read_digits, read_hex_digits
 from penstock.errors import UnknownCollection, UnknownScope
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -20,7 +21,6 @@ from penstock.store.definition.manifest import Collection, Manifest
 __all__ = ["PAGES"]
 
 WAIT_SECONDS = 10.0
-_LARGEST_UID = 16  # digits
 
 
 async def _list_scopes(request: PageRequest) -> Response:
@@ -142,12 +142,9 @@ async def _ensure_manifest(request: PageRequest) -> Response:
         An empty document.
     """
     served, text = request.find_bucket(), request.get_path_part("uid")
-    try:
-        uid = int(text, 16)
-    except ValueError:
-        uid = -1
-    if uid < 0 or len(text) > _LARGEST_UID:
-        raise FormErrors({"_": f"manifest uid {text[:40]!r}: expected up to {_LARGEST_UID} hexadecimal digits"})
+    uid = read_hex_digits(text)
+    if uid is None:
+        raise FormErrors({"_": f"manifest uid {text[:40]!r}: expected up to 16 hexadecimal digits"})
     changed = asyncio.Event()
     unwatch = served.cluster_map.watch(changed.set)
     try:
@@ -178,10 +175,12 @@ async def _read_fields(request: PageRequest, *known: str, required: bool = True)
 
 def _parse_max_ttl(text: str) -> int | None:
     """Return the max_ttl of a collection: None (sent as 0) for the bucket's default, 0 (sent as -1) for no limit."""
-    digits = text.removeprefix("-")
-    if not (digits.isascii() and digits.isdigit() and len(digits) <= 10 and -1 <= int(text) <= MAX_TTL):
+    if text == "-1":
+        return 0
+    seconds = read_digits(text, MAX_TTL)
+    if seconds is None:
         raise FormErrors({"maxTTL": f"expected a whole number from -1 to {MAX_TTL}, found {text[:40]!r}"})
-    return {0: None, -1: 0}.get(int(text), int(text))
+    return seconds or None
 
 
 def _parse_history(text: str) -> bool:

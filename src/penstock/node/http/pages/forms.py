@@ -10,6 +10,7 @@ from urllib.parse import parse_qsl
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 
+from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
 from penstock.node.http.protocol.request_reader import MAX_BODY
@@ -84,9 +85,10 @@ def make_number_parser(lowest: int, highest: int) -> Callable[[str], int]:
     """Return a function that parses a whole number, and raises ValueError for a number out of range."""
 
     def read(text: str) -> int:
-        if not (text.isascii() and text.isdigit() and len(text) <= 20 and lowest <= int(text) <= highest):
+        number = read_digits(text, highest, lowest)
+        if number is None:
             raise ValueError(f"expected a whole number from {lowest} to {highest}, found {text[:40]!r}")
-        return int(text)
+        return number
 
     return read
 
