@@ -17,6 +17,7 @@ from penstock.wire.columns.inflation import inflate_value
 from penstock.wire.messages.kv import GetReply
 
 __all__ = [
+    "BYTES",
     "LONGEST_DURATION",
     "Document",
     "Expiry",
@@ -37,6 +38,9 @@ Expiry: TypeAlias = int | timedelta | datetime
 
 LONGEST_DURATION = 50 * 365 * 24 * 60 * 60
 """Seconds from now at most: 50 years. As Unix time, such a number is a date before 2020, which has passed."""
+
+BYTES = (bytes, bytearray, memoryview)
+"""Types of keys and values. A tuple: it is checked for each document, and a union takes three times as long."""
 
 _MOST_EXPIRY = 2**32 - 1
 
@@ -82,7 +86,7 @@ def encode_key(key: str | bytes) -> bytes:
             return key.encode()
     except UnicodeEncodeError as error:
         raise UsageError(f"key {key!r} cannot be encoded in UTF-8: {error.reason}") from None
-    if not isinstance(key, bytes | bytearray | memoryview):
+    if type(key) is not bytes and not isinstance(key, BYTES):
         raise UsageError(f"key is {key!r:.80}, expected a string or bytes")
     return key
 

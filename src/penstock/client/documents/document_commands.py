@@ -9,6 +9,7 @@ from typing import Annotated, Any
 
 from penstock.argument_types import CHECKED_INSIDE, check_arguments
 from penstock.client.documents.document import (
+    BYTES,
     Document,
     Expiry,
     compute_vbucket,
@@ -238,13 +239,14 @@ class DocumentCommands:
 
     def _make_store(self, kind: type[Set], prefix: bytes, document: tuple[bytes, bytes], **fields: Any) -> Request:
         key, value = document
-        if not isinstance(value, bytes | bytearray | memoryview):
+        if type(value) is not bytes and not isinstance(value, BYTES):
             raise UsageError(f"value is {value!r:.80} under {key!r}, expected bytes")
         if len(value) > MAX_VALUE:
             raise UsageError(f"value of {len(value)} bytes under {key!r}, limit {MAX_VALUE}")
         return kind(key=prefix + key, value=value, vbucket=self._compute_vbucket(key), **fields)
 
 
+_PAIRS = (tuple, list)
 _BITS = {"flags": 32, "datatype": 8, "cas": 64}
 
 
@@ -256,7 +258,7 @@ def _check_sizes(**numbers: int) -> None:
 
 def _encode_document(document: object) -> tuple[bytes, bytes]:
     """Return a document with its key as bytes. Raises UsageError for anything but a pair."""
-    if not isinstance(document, tuple | list) or len(document) != 2:
+    if not isinstance(document, _PAIRS) or len(document) != 2:
         raise UsageError(f"document is {document!r:.80}, expected a key and a value")
     key, value = document
     return encode_key(key), value
