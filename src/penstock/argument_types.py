@@ -269,6 +269,8 @@ def _make_class_kind(kind: type, arguments: tuple[Any, ...]) -> _Kind:
         is_alike = bool(arguments) and issubclass(kind, Sequence) and (kind is not tuple or arguments[1:] == (...,))
         elements = _make_kind(arguments[0]) if is_alike else None
         of = f" of {elements.describe_many()}" if elements is not None else ""
+        if kind is Iterable and str in typing.get_args(arguments[0] if arguments else None):
+            return _Kind(frozenset({list, tuple, str}), (Iterable, str), ("a list",))  # a text is one of its characters
         return _Kind(frozenset() if elements else frozenset({list, tuple}), (Iterable,), (f"a list{of}",), elements)
     if getattr(kind, "_is_protocol", False):
         return _Kind(frozenset(), (typing.runtime_checkable(kind),), (kind.__name__,))
