@@ -60,8 +60,8 @@ def one_by_one(documents, names, kind):
     found = []
     for row, text in enumerate(documents):
         try:
-            document = parse_written_json(text)
-        except (ValueError, AttributeError):
+            document = parse_written_json(text or b"")
+        except ValueError:
             continue
         found += [(row, kind.fit(value)) for value in find_values(document, names)]
     return found

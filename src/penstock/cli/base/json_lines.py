@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
-from penstock.wire.values.json_value import is_utf8
+from penstock.wire.values.json_value import is_utf8, read_members
 
 __all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "read_documents", "read_keys"]
 
@@ -154,12 +154,10 @@ def _read_fields(line: bytes, names: Sequence[str]) -> Mapping[str, bytes | msgs
 
 def _read_members(line: bytes, names: Sequence[str]) -> Mapping[str, bytes]:
     """Return the fields of any object as `_read_fields` does; slow."""
-    from penstock.spark.values.json_rows import read_members
-
     found = _parse_json(line)
     if not isinstance(found, dict):
         raise _LineError(f"{_name_type(found)}, expected an object with the field {names[0]!r}")
-    members = read_members(line.decode())
+    members = read_members(line)
     if members is None:
         raise _LineError(_TOO_DEEP)
     for name in names:
