@@ -5,14 +5,20 @@ import os
 import subprocess
 import sys
 from datetime import UTC, datetime
+from typing import Any
 
+import pyarrow as pa
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 
 from penstock.errors import UsageError
-from penstock.spark import merge_current
+from penstock.spark import Lake, merge_current
 from penstock.spark.runtime.lake_source import LakeReadOptions, LakeSource
+from tests.examples import scaled
 from tests.patience import PATIENCE
+from tests.spark.filters import column_lists, conditions, select_rows
 from tests.spark.lakes import ROOT, append, as_documents, batch_rows, model, rollback, row
 
 HIVE_QUERY = """
@@ -93,6 +99,39 @@ def test_filters_are_applied_where_the_files_are_read(spark, lake):
         assert [each.key for each in found.collect()] == ["beer-8"]
     finally:
         spark.conf.unset("spark.sql.python.filterPushdown.enabled")
+
+
+@pytest.fixture(scope="module")
+def mixed_lake(tmp_path_factory):
+    """Return a lake whose documents are partly merged, with keys and values of all kinds."""
+    lake = Lake(tmp_path_factory.mktemp("mixed") / "lake")
+    append(lake, 0, [*beers(12), row(3, 5, b"\xffodd", b"\xff\x00"), row(4, 5, b"", b""), row(5, 5, b"gone", b"{}")])
+    merge_current(lake)
+    owned: dict[str, Any] = {"xattrs": [("own", b"1")], "scope": "inventory", "collection": "hotel", "collection_id": 9}
+    more = [row(6, 9, b"beer-6", b'{"abv": 1.5, "name": "stout"}', cas=-5, **owned), rollback(7, 0, 1)]
+    append(lake, 1, [*more, row(5, 6, b"gone", event="deletion")])
+    return lake
+
+
+@settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
+@given(name=st.sampled_from(["current", "changelog", "json"]), data=st.data())
+def test_rows_and_columns_equal_those_of_a_read_without_filters(mixed_lake, name, data):
+    options = {"path": str(mixed_lake.path), "table": name}
+    everything, left = read_pushed(options, [])
+    columns = data.draw(column_lists(everything))
+    wanted = data.draw(st.lists(conditions(everything, columns), max_size=3))
+    found, left = read_pushed({**options, "columns": ",".join(columns)}, wanted)
+    assert left == []
+    assert select_rows(found, [], columns) == select_rows(everything, wanted, columns)
+
+
+def read_pushed(options, filters):
+    """Return the rows of a read that takes filters, and the filters that it leaves to Spark."""
+    source = LakeSource({**options, "filterpushdown": "true"})
+    reader = source.reader(source.schema())
+    left = [*reader.pushFilters(filters)]
+    rows = [batch for part in reader.partitions() for batch in reader.read(part)]
+    return pa.Table.from_batches(rows, reader.schema), left
 
 
 @pytest.mark.long

@@ -1,7 +1,4 @@
-"""Filters that a batch read of `format("dcp")` takes from Spark: its requests to the bucket, and its rows.
-
-The model applies SQL's logic in Python to the rows of a read without filters.
-"""
+"""Filters that a batch read of `format("dcp")` takes from Spark: its requests to the bucket, and its rows."""
 
 from __future__ import annotations
 
@@ -23,8 +20,6 @@ from pyspark.sql.datasource import (
     LessThan,
     LessThanOrEqual,
     Not,
-    StringContains,
-    StringEndsWith,
     StringStartsWith,
 )
 
@@ -37,10 +32,13 @@ from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_fil
 from penstock.spark.source.shape import ColumnFilter
 from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import CHANGE_SCHEMA
+from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.client.test_collections import change
 from tests.examples import scaled
 from tests.spark.buckets import Documents, Proxy, planned, read_batch
+from tests.spark.filters import column_lists, conditions, select_rows
 
 VBUCKETS = 8
 
@@ -58,8 +56,18 @@ def bucket():
             store(documents, f"{scope}.{name}", 40)
         change(node, lambda manifest: manifest.without_collection("other", "gone"))
         store(documents, "", 60)
+        store(documents, "inventory.hotel", 20)  # later versions of older seqnos
+        documents.store({"k60": b'{"a": 1}', "k61": b"\xff\x00"}, expiry=2**31 - 1)
+        node.call(lambda: store_attributes(node.buckets["beer"].store.vbuckets[3]))
         documents.remove([f"k{number}" for number in range(10)])
         yield node, documents
+
+
+def store_attributes(vbucket):
+    for key, document in (b"json", b"{}"), (b"text", b"i"), (b"deleted", b"{}"):
+        value = pack_xattrs({"own": b"1", "_system": b"2"}, document)
+        vbucket.set(b"\0" + key, value, datatype=int(Datatype.XATTR | (Datatype.JSON if document == b"{}" else 0)))
+    vbucket.delete(b"\0deleted")
 
 
 def _names(manifest):
@@ -71,107 +79,29 @@ def store(documents, collection, count):
     documents.loop.run(documents.bucket.upsert_many(values, collection=collection))
 
 
-def read(documents, *filters):
-    return read_batch(documents.url, *filters, filterPushdown="true")
+def read(documents, *filters, **options):
+    return read_batch(documents.url, *filters, filterPushdown="true", **options)
 
 
 def identities(rows):
     return sorted(zip(rows["vbucket"].to_pylist(), rows["seqno"].to_pylist(), strict=True))
 
 
-# The model
-
-COMPARE = {
-    EqualTo: lambda a, b: a == b,
-    GreaterThan: lambda a, b: a > b,
-    GreaterThanOrEqual: lambda a, b: a >= b,
-    LessThan: lambda a, b: a < b,
-    LessThanOrEqual: lambda a, b: a <= b,
-    StringStartsWith: lambda a, b: a.startswith(b),
-    StringEndsWith: lambda a, b: a.endswith(b),
-    StringContains: lambda a, b: b in a,
-}
-
-
-def holds(condition: Any, row: dict[str, Any]) -> bool | None:
-    if isinstance(condition, Not):
-        held = holds(condition.child, row)
-        return None if held is None else not held
-    value = row[condition.attribute[0]]
-    if isinstance(condition, IsNull):
-        return value is None
-    if isinstance(condition, IsNotNull):
-        return value is not None
-    operand = condition.value
-    if isinstance(condition, EqualNullSafe):
-        return bool(value == operand)
-    if isinstance(condition, In):
-        known = [each for each in operand if each is not None]
-        return None if value is None else True if value in known else None if len(known) < len(operand) else False
-    return None if value is None or operand is None else bool(COMPARE[type(condition)](value, operand))
-
-
-OPERANDS = {
-    "vbucket": st.integers(-1, VBUCKETS),
-    "seqno": st.integers(-2, 60),
-    "collection_id": st.integers(0, 12),
-    "history": st.integers(0, 1),
-    "cas": st.integers(-(2**63), 2**63 - 1),
-    "scope": st.sampled_from(["_default", "inventory", "other", "nowhere", ""]),
-    "collection": st.sampled_from(["_default", "airline", "hotel", "gone", "h"]),
-    "event": st.sampled_from(["mutation", "deletion", "begin_collection", "create_scope", "n"]),
-    "key": st.sampled_from([b"k1", b"k", b"9", b"\xff", b""]),
-    "value": st.sampled_from([b"inventory.hotel 3", b"i", b" 7"]),
-}
-TEXT = ("scope", "collection", "event", "key", "value")
-
-
-@st.composite
-def conditions(draw: st.DrawFn) -> Any:
-    column = draw(st.sampled_from(sorted(OPERANDS)))
-    operands = OPERANDS[column] | st.none()
-    kinds = [EqualTo, EqualNullSafe, GreaterThan, GreaterThanOrEqual, LessThan, LessThanOrEqual, In, IsNull, IsNotNull]
-    kind = draw(
-        st.sampled_from([*kinds, *([StringStartsWith, StringEndsWith, StringContains] if column in TEXT else [])])
-    )
-    found: Any
-    if kind in (IsNull, IsNotNull):
-        found = kind((column,))
-    elif kind is In:
-        found = In((column,), tuple(draw(st.lists(operands, min_size=1, max_size=3))))
-    else:
-        found = kind((column,), draw(OPERANDS[column] if kind in COMPARE and column in TEXT else operands))
-    return Not(found) if draw(st.booleans()) else found
-
-
 @settings(max_examples=scaled(60), deadline=None, suppress_health_check=list(HealthCheck))
-@given(wanted=st.lists(conditions(), min_size=1, max_size=3))
-def test_rows_equal_those_of_a_read_without_filters(bucket, wanted):
+@given(data=st.data())
+def test_rows_and_columns_equal_those_of_a_read_without_filters(bucket, data):
     _, documents = bucket
-    everything = read_batch(documents.url)
-    taken, left = push_filters(wanted, CHANGE_SCHEMA)
-    assert left == []
-    expected = everything.filter(pa.array([all(holds(each, row) for each in wanted) for row in everything.to_pylist()]))
-    found = read(documents, *wanted)
-    if any(each.column in ("scope", "collection") for each in taken.filters):
-        # A filter by name requests nothing of dropped collections.
-        expected = leave_out_dropped(expected, everything)
-        found = leave_out_dropped(found, everything)
-    if taken.seqno_range[1] == MAX_SEQNO:
-        assert identities(found) == identities(expected)
-    else:  # versions that a later change has replaced may be sent too
-        assert {*identities(expected)} <= {*identities(found)}
-        assert all(holds(each, row) for each in wanted for row in found.to_pylist())
-
-
-def leave_out_dropped(rows, everything):
-    ended = everything.filter(pa.compute.equal(everything["event"], "end_collection"))["collection_id"].to_pylist()
-    is_dropped = pa.compute.is_in(rows["collection_id"], pa.array(ended, pa.int64()))
-    return rows.filter(pa.compute.invert(is_dropped))
+    everything = read_batch(documents.url, columns=",".join(CHANGE_SCHEMA.names))
+    columns = data.draw(column_lists(everything))
+    wanted = data.draw(st.lists(conditions(everything, columns), min_size=1, max_size=3))
+    assert push_filters(wanted, CHANGE_SCHEMA)[1] == []
+    found = read(documents, *wanted, columns=",".join(columns))
+    assert select_rows(found, [], columns) == select_rows(everything, wanted, columns)
 
 
 # Requests to the bucket
 
+WITHOUT_SNAPSHOTS = ",".join(name for name in CHANGE_SCHEMA.names if not name.startswith("snapshot_"))
 NEVER: list[list[Any]] = [[GreaterThan(("seqno",), 20), LessThan(("seqno",), 20)], [IsNull(("vbucket",))]]
 
 
@@ -196,7 +126,7 @@ def test_filtered_changes_are_not_sent(bucket, filters, sent):
     expected = [row for row in read_batch(documents.url).to_pylist() if sent(row)]
     assert bool(expected) == (filters not in NEVER)
     before = documents.stat("ep_dcp_items_sent")
-    found = read(documents, *filters)
+    found = read(documents, *filters, columns=WITHOUT_SNAPSHOTS)
     events = sum(row["key"] is None for row in expected)
     assert len(expected) - events <= documents.stat("ep_dcp_items_sent") - before <= len(expected)
     assert identities(found) == sorted((row["vbucket"], row["seqno"]) for row in expected)
@@ -224,12 +154,29 @@ def test_bytes_of_filtered_changes_are_not_sent(bucket):
         assert whole - without_values >= sum(map(len, mutations["value"].to_pylist()))
 
 
-def test_streams_end_at_an_upper_seqno(bucket):
+ABOVE, BELOW = GreaterThan(("seqno",), 12), LessThan(("seqno",), 13)
+
+
+@pytest.mark.parametrize(
+    ("columns", "condition", "start"),
+    [(WITHOUT_SNAPSHOTS, ABOVE, 12), ("seqno,snapshot_end", ABOVE, 0), (WITHOUT_SNAPSHOTS, BELOW, 0)],
+)
+def test_streams_start_later_without_columns_of_snapshots_and_never_end_earlier(bucket, columns, condition, start):
     _, documents = bucket
-    parts = planned(documents.url, LessThanOrEqual(("seqno",), 12), filterPushdown="true")
-    assert {read.end_seqno for part in parts for read in part.range.reads} == {12}
-    assert {read.start_seqno for part in parts for read in part.range.reads} == {0}
-    assert {row["seqno"] for row in read(documents, LessThanOrEqual(("seqno",), 12)).to_pylist()} <= {*range(1, 13)}
+    whole = planned(documents.url)
+    parts = planned(documents.url, condition, filterPushdown="true", columns=columns)
+    assert {read.start_seqno for part in parts for read in part.range.reads} == {start}
+    assert list_ends(parts) == list_ends(whole)
+
+
+def list_ends(parts):
+    return [read.end_seqno for part in parts for read in part.range.reads]
+
+
+def test_vbuckets_without_seqnos_in_the_range_have_no_streams(bucket):
+    _, documents = bucket
+    for condition in (GreaterThan(("seqno",), 1_000), LessThan(("seqno",), 1)):
+        assert planned(documents.url, condition, filterPushdown="true") == []
 
 
 @pytest.mark.parametrize(
@@ -257,9 +204,9 @@ def test_filters_give_a_range_of_seqnos(filters, seqnos):
 @pytest.mark.parametrize("end", [2**63 - 1, 2**63, 2**63 + 5])
 def test_seqnos_that_rows_show_as_negative_are_below_any_limit(end):
     pushed, _ = push_filters([LessThan(("seqno",), 5)], CHANGE_SCHEMA)
-    read = VbucketRead(0, 0, 1, 0, end)
-    (found,) = narrow_reads([read], pushed, {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)})
-    assert found.end_seqno == (4 if end < 2**63 else end)
+    read = VbucketRead(0, 0, 1, 4, end)
+    infos = {0: VbucketInfo((FailoverEntry(1, 0),), end, 0)}
+    assert bool(narrow_reads([read], pushed, infos, shows_snapshots=False)) == (end >= 2**63)
 
 
 KNOWN = KnownCollections(

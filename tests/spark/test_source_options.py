@@ -220,6 +220,7 @@ def test_offsets_may_be_from_a_query_or_positions():
         ({"columns": "key,xattrs"}, ["key", "xattrs"], False, True),
         ({"columns": "key,xattrs", "xattrs": "false"}, ["key", "xattrs"], False, False),
         ({"columns": "value", "xattrs": "true"}, ["value"], True, False),
+        ({"columns": "key,datatype"}, ["key", "datatype"], True, False),
         ({"xattrs": "true"}, CHANGE_SCHEMA.names, True, True),
     ],
 )

@@ -1,7 +1,8 @@
 """Spark's filters that a batch read applies itself, and the smaller requests that they allow.
 
-Applied filters run in Arrow before rows reach Spark. So the result does not depend on how far requests become smaller.
-Requests leave out only vbuckets, seqnos and present collections whose rows the filters drop in any case.
+Applied filters run in Arrow before rows reach Spark. The result is that of a read without filters. So requests leave
+out only vbuckets, seqnos and present collections whose rows the filters drop in any case. The other rows must stay as
+they are.
 """
 
 from __future__ import annotations
@@ -154,29 +155,32 @@ def push_filters(filters: Iterable[spark.Filter], schema: pa.Schema) -> tuple[Pu
 
 
 def narrow_reads(
-    reads: Sequence[VbucketRead], pushed: PushedFilters, infos: Mapping[int, VbucketInfo]
+    reads: Sequence[VbucketRead], pushed: PushedFilters, infos: Mapping[int, VbucketInfo], *, shows_snapshots: bool
 ) -> list[VbucketRead]:
-    """Return the reads without seqnos outside the range of the filters. Rollback rows stay.
+    """Return the reads that can have matching rows, without seqnos before the range of the filters.
+
+    A stream never ends earlier: it would have versions that a later change replaces before the planned end, and other
+    snapshots. A later start changes nothing but the snapshots. Rollback rows stay.
 
     Args:
         reads: the reads of the batch.
         pushed: the filters.
         infos: the state of the vbuckets that the reads were planned with.
+        shows_snapshots: whether rows describe their snapshots.
     """
+    narrowed = (_narrow_read(read, pushed, infos[read.vbucket], shows_snapshots=shows_snapshots) for read in reads)
+    return [read for read in narrowed if read.start_seqno < read.end_seqno or read.rollback is not None]
+
+
+def _narrow_read(read: VbucketRead, pushed: PushedFilters, info: VbucketInfo, *, shows_snapshots: bool) -> VbucketRead:
     first, last = pushed.seqno_range
-    found: list[VbucketRead] = []
-    for read in reads:
-        if read.end_seqno >= _FIRST_NEGATIVE:
-            found.append(read)
-            continue
-        end = max(read.start_seqno, min(read.end_seqno, last))
-        start = min(max(read.start_seqno, first - 1), end)
-        if start > read.start_seqno and (start == end or can_start_at(start, infos[read.vbucket])):
-            read = replace(read, start_seqno=start, purge_seqno=0)
-        read = replace(read, end_seqno=max(end, read.start_seqno))
-        if read.start_seqno < read.end_seqno or read.rollback is not None:
-            found.append(read)
-    return found
+    if read.end_seqno >= _FIRST_NEGATIVE:
+        return read
+    if max(first, read.start_seqno + 1) > min(last, read.end_seqno):
+        return replace(read, end_seqno=read.start_seqno)
+    if first - 1 <= read.start_seqno or shows_snapshots or not can_start_at(first - 1, info):
+        return read
+    return replace(read, start_seqno=first - 1, purge_seqno=0)
 
 
 def _make_filter(given: spark.Filter, schema: pa.Schema) -> ColumnFilter | None:

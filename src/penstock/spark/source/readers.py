@@ -78,7 +78,8 @@ class DcpReader(DataSourceReader):
             infos = planner.read_infos(self.pushed.select_vbuckets(planner.vbuckets))
         start, end = self._plan_offsets(infos, cluster)
         _check_rollbacks(self.options, batch_planning.find_rollbacks(start, end, infos))
-        reads = narrow_reads(offsets.derive_reads(start, end), self.pushed, infos)
+        reads = offsets.derive_reads(start, end)
+        reads = narrow_reads(reads, self.pushed, infos, shows_snapshots=shape.shows_snapshots)
         return _make_partitions(self.options, address, shape, reads, cluster, is_final=True, planned=planned)
 
     def _choose_collections(self, planner: Planner) -> tuple[Address, KnownCollections | None]:

@@ -100,6 +100,7 @@ class Shape:
         key_pattern: an RE2 pattern that must match somewhere in the key's bytes. A row without a key stays, for example
             a rollback row, because tables need it.
         filters: all must be true for a row to stay, also for a rollback row.
+        keys_only: the producer must not send values, so that `datatype` is null.
 
     Raises:
         UsageError: an attribute has an invalid value, or attributes exclude each other.
@@ -110,6 +111,7 @@ class Shape:
     value_schema: str = ""
     key_pattern: str = ""
     filters: tuple[ColumnFilter, ...] = ()
+    keys_only: bool = False
 
     def __post_init__(self) -> None:
         if unknown := [name for name in self.columns if name not in CHANGE_SCHEMA.names]:
@@ -141,13 +143,18 @@ class Shape:
 
     @property
     def needs_values(self) -> bool:
-        """Whether the producer must send values."""
-        return "value" in self.columns
+        """Whether the producer must send values: it describes their datatypes only together with them."""
+        return not self.keys_only and ("value" in self.columns or "datatype" in self.columns)
 
     @property
     def needs_xattrs(self) -> bool:
         """Whether the producer must send extended attributes."""
         return "xattrs" in self.columns
+
+    @property
+    def shows_snapshots(self) -> bool:
+        """Whether rows describe the snapshot that they came in."""
+        return any(name.startswith("snapshot_") for name in self.columns)
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected rows and columns of a batch of CHANGE_SCHEMA, in `schema`."""

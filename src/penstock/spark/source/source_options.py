@@ -107,14 +107,14 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
     )
     keys_only: bool = option(
         BOOLEAN,
-        "omit the columns value and xattrs; the node does not send them either",
+        "omit the columns value and xattrs, which the node does not send either; datatype is null",
         default=False,
         example="true",
         is_filter=True,
     )
     columns: tuple[str, ...] | None = option(
         parsed(parse_columns),
-        "columns of the result, in this order; the node sends values only if value is one of them",
+        "columns of the result, in this order; the node sends values only if value or datatype is one of them",
         default=None,
         shown="all",
         example="key,seqno,event",
@@ -231,7 +231,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         """
         if self.value_schema != INFERRED:
             return self.make_shape(self.value_schema)
-        if self.make_shape("").needs_values:
+        if "value" in self.make_shape("").columns:
             raise UsageError("option valueSchema is 'infer', so the schema must first be read from the bucket")
         return self.make_shape("")
 
@@ -246,7 +246,7 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
             columns = tuple(name for name in columns if name not in ("value", "xattrs"))
         if self.value_format == "json" and not value_schema and self.value_schema:
             return Shape(columns, key_pattern=self.key_pattern)
-        return Shape(columns, self.value_format, value_schema, self.key_pattern)
+        return Shape(columns, self.value_format, value_schema, self.key_pattern, keys_only=self.keys_only)
 
     def check_streaming(self) -> None:
         """Check the options for a streaming query.

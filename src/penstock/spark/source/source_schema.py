@@ -55,7 +55,7 @@ def make_read_shape(options: SourceOptions, schema: StructType) -> Shape:
 
 def _needs_inference(options: SourceOptions) -> bool:
     """Return whether the schema of values must be inferred from the bucket."""
-    return options.value_schema == INFERRED and options.make_shape("").needs_values
+    return options.value_schema == INFERRED and "value" in options.make_shape("").columns
 
 
 def _read_value_fields(schema: StructType) -> str:
