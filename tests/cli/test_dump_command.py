@@ -18,7 +18,8 @@ def test_dump_and_restore_print_summaries(run, source, target, tmp_path):
     assert {line["key"] for line in lines} == {str(number) for number in range(100)}
     refused = run("dump", path, "--url", url)
     assert (refused.code, "exists, expected a new file" in refused.err) == (2, True)
-    replaced = run("dump", path, "--url", url, "--replace", "--json", "--filter-key", "^1").json
+    without = ("--filter-key-exclude", "^4")
+    replaced = run("dump", path, "--url", url, "--replace", "--json", "--filter-key", "^[14]", *without).json
     expected = {"file": str(path), "rows": 11, "bytes": path.stat().st_size, "continued": False}
     expected["unreadable"] = {"count": 0, "examples": []}
     assert replaced.pop("seconds") >= 0

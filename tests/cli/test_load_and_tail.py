@@ -331,5 +331,7 @@ def test_tail_starts_at_a_time_and_filters_keys_and_values(on_beer):
         *("tail", "--since", moment, "--until", "now", "--json", "--filter-key", "^ale", "--filter-value", "abv < 5")
     )
     assert sorted(change["key"] for change in shown.json_lines) == ["ale3", "ale4"]
+    others = on_beer("tail", "--until", "now", "--from", "beginning", "--json", "--filter-key-exclude", "^gin|[1-4]$")
+    assert [change["key"] for change in others.json_lines] == ["ale5"]
     refused = on_beer("tail", "--since", "soon")
     assert (refused.code, "found the time 'soon', expected a time such as" in refused.err) == (2, True)

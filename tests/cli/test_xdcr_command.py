@@ -54,6 +54,7 @@ def test_filters_are_options(run, urls):
     ("given", "problem"),
     [
         (("--filter-key", "("), "regular expression '(': "),
+        (("--filter-key-exclude", "("), "regular expression '(': "),
         (("--filter-value", "n >"), "filter 'n >', character 4: found the end, expected a string"),
         (("--map", "a.b=c"), "mapping 'a.b=c', expected scope.collection=scope.collection or scope=scope"),
         (

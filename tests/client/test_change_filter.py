@@ -66,6 +66,9 @@ def test_rows_match_by_key_and_by_value_and_other_events_pass():
         *rows[5:],
     ]  # the key of a tombstone decides
     assert ChangeFilter(None, "META().expiration = 0").select_changes(rows, UnreadableChanges()) == rows
+    excluding = ChangeFilter(None, "abv > 5", excluded_key="^gin")
+    assert excluding.select_changes(rows, UnreadableChanges()) == expected
+    assert ChangeFilter("i", excluded_key="^gin").select_changes(rows, UnreadableChanges()) == rows[5:]
     everything = make_batch(rows)
     assert ChangeFilter().select_changes(everything, UnreadableChanges()) is everything
 
@@ -90,6 +93,9 @@ def test_stream_has_only_matching_changes(url, protocol):
         options = {"protocol": protocol, "filter_key": "^ale", "filter_value": "abv >= 15"}
         assert await read_keys(bucket, **options) == {f"ale{each}" for each in range(15, 20)}
         assert await read_keys(bucket, protocol=protocol, filter_key="^rum") == set()
+        await bucket.remove("gin0")
+        others = {f"ale{each}" for each in range(20)}
+        assert await read_keys(bucket, protocol=protocol, filter_key_exclude="^gin") == others
 
     run(url, main)
 

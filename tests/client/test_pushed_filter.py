@@ -47,6 +47,8 @@ FILTERS = [
     {"filter_key": "^ale"},
     {"filter_key": "[05]$|\xe9"},
     {"filter_key": "nothing"},
+    {"filter_key_exclude": "^ale"},
+    {"filter_key": "a", "filter_key_exclude": "[05]$", "filter_value": "abv < 500"},
     {"filter_value": "abv >= 6"},
     {"filter_key": "a", "filter_value": "EXISTS(name) OR abv < 5"},
     {"filter_value": "REGEXP_CONTAINS(name, '^b')"},
@@ -98,7 +100,9 @@ def node():
 
 @given(steps=st.lists(edits, max_size=40), later=st.lists(edits, max_size=10), options=st.sampled_from(FILTERS))
 def test_pushed_filter_changes_nothing_but_the_bytes(node, steps, later, options):
-    only = ChangeFilter(options.get("filter_key"), options.get("filter_value"))
+    only = ChangeFilter(
+        options.get("filter_key"), options.get("filter_value"), excluded_key=options.get("filter_key_exclude")
+    )
     everything = {name: value for name, value in options.items() if name == "xattrs"}
 
     async def compare(bucket, start):

@@ -181,6 +181,7 @@ def test_a_state_of_another_source_is_refused(nodes, urls, tmp_path):
     [
         ({"filter_key": "^key-1.$"}, {b"key-%d" % number for number in range(10, 20)}),
         ({"filter_value": "n < 5 OR text = 'b'"}, {b"key-%d" % number for number in [*range(5), 30, 31]}),
+        ({"filter_key": "0$", "filter_key_exclude": "^key-[3-9]"}, {b"key-0", b"key-10", b"key-20"}),
         ({"filter_key": "0$", "filter_value": "n >= 20"}, {b"key-20", b"key-30"}),
     ],
 )

@@ -51,6 +51,12 @@ def test_key_pattern_keeps_rows_without_a_key():
     assert Shape(("seqno",), key_pattern="[13]$").apply(ROWS)["seqno"].to_pylist() == [1, 3, 2]
 
 
+def test_key_patterns_exclude_changes_of_all_kinds():
+    assert Shape(key_pattern_exclude="^beer").apply(ROWS)["seqno"].to_pylist() == [2, 2]
+    both = Shape(("seqno",), key_pattern="^beer", key_pattern_exclude="1$")
+    assert both.apply(ROWS)["seqno"].to_pylist() == [3, 2]
+
+
 def test_filters_apply_to_every_row():
     shape = Shape(("seqno", "flags"), filters=(ColumnFilter("flags", "=", (3,), negated=True),))
     assert shape.apply(ROWS)["seqno"].to_pylist() == [2]
@@ -81,6 +87,7 @@ def test_schema_equals_the_schema_that_spark_derives(schema):
         ({"value_format": "json"}, "no schema for values as json"),
         ({"value_schema": "a int"}, "'a int' for values as binary; it belongs to json"),
         ({"key_pattern": "("}, "key pattern '\\(' is not a regular expression"),
+        ({"key_pattern_exclude": "("}, "key pattern '\\(' is not a regular expression"),
         ({"value_format": "json", "value_schema": "a int,"}, "'a int,' has the end where a field's name was expected"),
         ({"value_format": "json", "value_schema": "a blob"}, "'a blob' has 'blob' where BOOLEAN, TINYINT, "),
         ({"value_format": "json", "value_schema": "a int, a int"}, "fields a, a; expected each name once"),

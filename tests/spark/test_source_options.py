@@ -150,6 +150,7 @@ PARSED = {
     "valueFormat": ("string", "string"),
     "valueSchema": ("a INT", "a INT"),
     "keyPattern": ("^a", "^a"),
+    "keyPatternExclude": ("^a", "^a"),
     "protocol": ("upr", Dialect.UPR),
     "rollback": ("fail", "fail"),
     "failOnDataLoss": ("true", True),

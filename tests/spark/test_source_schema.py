@@ -94,6 +94,19 @@ class TestChosenColumns:
         for rows in (read_batch(documents.url, keyPattern="^key-1"), *follow(documents.url, keyPattern="^key-1").all()):
             assert len(contents(rows)) == 11
 
+    def test_may_leave_out_all_changes_of_matching_keys(self, documents, follow):
+        documents.store(numbered(0, 50) | {"_txn:atr-84-#1349": b"{}", "_txn:client-record": b"\0"})
+        documents.remove(["_txn:atr-84-#1349", "key-1"])
+        options = {"keyPatternExclude": "^_txn:"}
+        whole = read_batch(documents.url)
+        expected = contents(whole.filter(pa.compute.invert(pa.compute.starts_with(whole["key"], "_txn:"))))
+        followed = follow(documents.url, **options)
+        for rows in (read_batch(documents.url, **options), *followed.all()):
+            assert contents(rows) == expected
+            assert "deletion" in rows["event"].to_pylist()
+        documents.store({"_txn:client-record": b"\1"})
+        assert [rows.num_rows for rows in followed.all()] == [0]  # the position moves over it
+
 
 class TestValueFormats:
     def test_as_text(self, documents):

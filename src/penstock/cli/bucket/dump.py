@@ -68,6 +68,7 @@ class DumpOptions:
     collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
     out_of_order: bool | None = shared_option(ConnectionOptions)
     filter_key: str | None = shared_option(FilterOptions)
+    filter_key_exclude: str | None = shared_option(FilterOptions)
     filter_value: str | None = shared_option(FilterOptions)
     keys_only: bool = option(BOOLEAN, "without values; such a file cannot be restored", default=False)
     replace: bool = option(BOOLEAN, "replace an existing file, and start over", default=False)
@@ -145,6 +146,7 @@ async def _dump(
         "xattrs": True,
         "values": not options.keys_only,
         "filter_key": options.filter_key,
+        "filter_key_exclude": options.filter_key_exclude,
         "filter_value": options.filter_value,
     }
     if options.scope is not None:

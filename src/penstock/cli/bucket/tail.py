@@ -90,6 +90,7 @@ class TailOptions:
     scope: str | None = shared_option(ConnectionOptions)
     collections: tuple[str, ...] | None = shared_option(ConnectionOptions)
     filter_key: str | None = shared_option(FilterOptions)
+    filter_key_exclude: str | None = shared_option(FilterOptions)
     filter_value: str | None = shared_option(FilterOptions)
     report: float | None = option(
         SECONDS, "print lag, rates and counts on standard error each time after so many seconds", default=None

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.client.filters.filter_syntax import MetaField
+from penstock.client.filters.key_filter import KeyFilter
 from penstock.client.filters.unreadable_changes import UnreadableChanges
 from penstock.client.filters.value_filter import FilterDocument, ValueFilter, Verdicts, check_regex
 from penstock.wire.columns.run_decoder import make_batch
@@ -25,31 +26,43 @@ class ChangeFilter:
     """Chooses changes of documents by key and by value. Events of collections always pass.
 
     A deletion or an expiration has no value, and may remove a document that matched. So only its key decides: the
-    regular expression, and an expression that reads nothing else.
+    regular expressions, and an expression that reads nothing else.
 
     Args:
         key: a regular expression (RE2) that must be found in the key; None: any key.
         value: an expression that must be true for the JSON of a document; None: any value.
+        excluded_key: a regular expression (RE2) that must not be found in the key; None: no key is left out.
         hides_rollbacks: whether rollbacks are left out.
 
     Attributes:
         key: as above.
         value: as above.
+        excluded_key: as above.
 
     Raises:
         UsageError: an expression is invalid.
     """
 
-    def __init__(self, key: str | None = None, value: str | None = None, *, hides_rollbacks: bool = False) -> None:
+    def __init__(
+        self,
+        key: str | None = None,
+        value: str | None = None,
+        *,
+        excluded_key: str | None = None,
+        hides_rollbacks: bool = False,
+    ) -> None:
         self._hides_rollbacks = hides_rollbacks
-        self.key = None if key is None else check_regex(key)
-        self.value = value
+        self.key, self.value, self.excluded_key = key, value, excluded_key
+        for pattern in (key, excluded_key):
+            if pattern is not None:
+                check_regex(pattern)
+        self._key_filter = KeyFilter(key, excluded_key)
         self._value_filter = None if value is None else ValueFilter(value)
 
     @property
     def is_everything(self) -> bool:
         """Whether every change matches."""
-        return self.key is None and self.value is None and not self._hides_rollbacks
+        return self._key_filter.is_everything and self.value is None and not self._hides_rollbacks
 
     @property
     def reads_values(self) -> bool:
@@ -76,9 +89,9 @@ class ChangeFilter:
 
     def match_keys(self, keys: pa.Array | pa.ChunkedArray) -> Bools:
         """Return which keys match, as far as keys decide. A null matches."""
-        if self.key is None:
+        if self._key_filter.is_everything:
             return np.ones(len(keys), bool)
-        return np.array(pc.match_substring_regex(keys, self.key).fill_null(True))
+        return np.array(self._key_filter.match_keys(keys))
 
     def select_changes(
         self, content: pa.RecordBatch | list[Change], unreadable: UnreadableChanges

@@ -1,7 +1,8 @@
 """A filter as a setting of a DCP connection: a node of this project then sends only the changes that match.
 
-The setting `penstock_filter` is a JSON object with the texts `key` and `value`, one of them at least. The consumer
-applies its filter in any case. So a producer may refuse the setting, and may send changes that do not match.
+The setting `penstock_filter` is a JSON object with the texts `key`, `key_exclude` and `value`, one of them at least.
+The consumer applies its filter in any case. So a producer may refuse the setting, and may send changes that do not
+match.
 """
 
 from __future__ import annotations
@@ -35,22 +36,23 @@ class _FilterTexts(msgspec.Struct, forbid_unknown_fields=True):
 
     Attributes:
         key: a regular expression.
+        key_exclude: a regular expression of keys that are left out.
         value: an expression.
     """
 
     key: _Text | None = None
+    key_exclude: _Text | None = None
     value: _Text | None = None
 
-    def list_texts(self) -> tuple[str | None, str | None]:
-        """Return key and value. Raises DecodeError without either."""
-        if self.key is None and self.value is None:
-            raise msgspec.DecodeError("neither is there")
-        return self.key, self.value
+    def check_texts(self) -> None:
+        """Check that there is a text. Raises DecodeError without one."""
+        if self.key is None and self.key_exclude is None and self.value is None:
+            raise msgspec.DecodeError("none of them is there")
 
 
 def encode_filter(change_filter: ChangeFilter) -> bytes:
     """Return the value of the setting; empty for a filter that no producer can apply."""
-    texts = {"key": change_filter.key, "value": change_filter.value}
+    texts = {"key": change_filter.key, "key_exclude": change_filter.excluded_key, "value": change_filter.value}
     chosen = {name: text for name, text in texts.items() if text is not None}
     value = json.dumps(chosen).encode() if chosen else b""
     return value if len(value) <= MAX_SETTING_BYTES else b""
@@ -79,16 +81,18 @@ def parse_filter_setting(value: bytes) -> FilterSetting:
     if len(value) > MAX_SETTING_BYTES:
         raise UsageError(f"filter of {len(value)} bytes, limit {MAX_SETTING_BYTES}")
     try:
-        key, text = msgspec.json.decode(value, type=_FilterTexts).list_texts()
+        texts = msgspec.json.decode(value, type=_FilterTexts)
+        texts.check_texts()
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        raise UsageError(f"filter {value[:80]!r}: {error}, expected an object with key or value") from None
-    tests = [] if text is None else [*list_tests(parse_filter(text))]
-    key_size = 0 if key is None else measure_regex(key)
+        raise UsageError(f"filter {value[:80]!r}: {error}, expected an object with key, key_exclude or value") from None
+    tests = [] if texts.value is None else [*list_tests(parse_filter(texts.value))]
+    key_size = sum(measure_regex(pattern) for pattern in (texts.key, texts.key_exclude) if pattern is not None)
     value_size = sum(measure_regex(test.pattern) for test in tests if isinstance(test, RegexTest))
     for size, limit in ((key_size, _MAX_KEY_REGEX), (value_size, _MAX_VALUE_REGEX)):
         if size > limit:  # before RE2 sees it: large repetitions take long to compile, too
             raise UsageError(f"regular expressions of size {size} with repetitions, limit {limit}")
-    return FilterSetting(ChangeFilter(key, text), key_size + value_size, len(tests))
+    change_filter = ChangeFilter(texts.key, texts.value, excluded_key=texts.key_exclude)
+    return FilterSetting(change_filter, key_size + value_size, len(tests))
 
 
 _REPEAT = re.compile(r"(?P<group>[)}*+?])?\{(?P<least>\d+)(?:,(?P<most>\d*))?\}")

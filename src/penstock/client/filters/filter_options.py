@@ -18,6 +18,11 @@ class FilterOptions:
         "only keys in which this regular expression (RE2) is found",
         default=None,
     )
+    filter_key_exclude: str | None = option(
+        nonempty("a regular expression", metavar="REGEX"),
+        "no keys in which this regular expression (RE2) is found, such as ^_txn: for documents of transactions",
+        default=None,
+    )
     filter_value: str | None = option(
         nonempty("an expression", metavar="EXPRESSION"),
         "only documents that match this expression; deletions match unless it reads the key alone",

@@ -55,6 +55,8 @@ class ChangeOptions(TypedDict, total=False):
             DCP only, from nodes with collections.
         values: False leaves out values and their datatypes. DCP and TAP nodes do not send them then.
         filter_key: only changes in whose key this regular expression (RE2) is found.
+        filter_key_exclude: no changes in whose key this regular expression (RE2) is found, neither deletions nor
+            expirations. `^_txn:` leaves out the documents that transactions of Couchbase's clients write.
         filter_value: only documents that match this expression, such as `type = "beer" AND abv > 5`. Deletions
             and expirations always match, because they may remove a document that matched.
         mitigate_rollback: only changes that the active node and all replicas have on disk, or in memory in a bucket
@@ -70,6 +72,7 @@ class ChangeOptions(TypedDict, total=False):
     out_of_order: bool | None
     values: bool
     filter_key: str | None
+    filter_key_exclude: str | None
     filter_value: str | None
     mitigate_rollback: bool | None
     rollback: str
@@ -122,7 +125,12 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
     selection = CollectionSelection(*(named if any(named) else (options.scope, options.collections)))
     values, xattrs, history = chosen.get("values", True), chosen.get("xattrs"), chosen.get("change_history")
     hides_rollbacks = choose_rollback(chosen, dialect) is RollbackPolicy.RESUME
-    change_filter = ChangeFilter(chosen.get("filter_key"), chosen.get("filter_value"), hides_rollbacks=hides_rollbacks)
+    change_filter = ChangeFilter(
+        chosen.get("filter_key"),
+        chosen.get("filter_value"),
+        excluded_key=chosen.get("filter_key_exclude"),
+        hides_rollbacks=hides_rollbacks,
+    )
     if change_filter.reads_values and not values:
         raise UsageError("filter_value with values=False, expected the values that the filter compares")
     if change_filter.reads_xattrs and not (options.xattrs if xattrs is None else xattrs):

@@ -34,7 +34,7 @@ class ChangeSelector:
     def __init__(self, options: XdcrOptions) -> None:
         self.unreadable = UnreadableChanges()
         self.mapping = CollectionMapping.parse(options.mapping or ())
-        self._filter = ChangeFilter(options.filter_key, options.filter_value)
+        self._filter = ChangeFilter(options.filter_key, options.filter_value, excluded_key=options.filter_key_exclude)
         skipped = {Event.DELETION: options.skip_deletions, Event.EXPIRATION: options.skip_expirations}
         self._skipped = pa.array([str(event) for event, is_skipped in skipped.items() if is_skipped], pa.string())
 

@@ -32,6 +32,11 @@ class XdcrOptions:
     filter_key: str | None = shared_option(
         FilterOptions, doc="replicate only keys in which this regular expression (RE2) is found"
     )
+    filter_key_exclude: str | None = shared_option(
+        FilterOptions,
+        doc="replicate no keys in which this regular expression (RE2) is found, such as ^_txn: for documents of"
+        " transactions",
+    )
     filter_value: str | None = shared_option(
         FilterOptions,
         doc="replicate only documents that match this expression; deletions match unless it reads the key alone",
@@ -66,8 +71,10 @@ class XdcrOptions:
 
     def describe_selection(self) -> dict[str, Any]:
         """Return the options that choose changes. A position is only valid with the same choice."""
+        excluded = {} if self.filter_key_exclude is None else {"filter_key_exclude": self.filter_key_exclude}
         return {
             "filter_key": self.filter_key,
+            **excluded,  # files of earlier versions have no such entry
             "filter_value": self.filter_value,
             "skip_deletions": self.skip_deletions,
             "skip_expirations": self.skip_expirations,

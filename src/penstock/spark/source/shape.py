@@ -13,6 +13,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from penstock.client.filters.key_filter import KeyFilter
 from penstock.errors import UsageError
 from penstock.spark.values.json_types import from_ddl
 from penstock.spark.values.utf8 import is_utf8
@@ -99,6 +100,7 @@ class Shape:
         value_schema: the fields as Spark DDL; only for "json".
         key_pattern: an RE2 pattern that must match somewhere in the key's bytes. A row without a key stays, for example
             a rollback row, because tables need it.
+        key_pattern_exclude: an RE2 pattern that must not match anywhere in the key's bytes.
         filters: all must be true for a row to stay, also for a rollback row.
         keys_only: the producer must not send values, so that `datatype` is null.
 
@@ -110,6 +112,7 @@ class Shape:
     value_format: ValueFormat = "binary"
     value_schema: str = ""
     key_pattern: str = ""
+    key_pattern_exclude: str = ""
     filters: tuple[ColumnFilter, ...] = ()
     keys_only: bool = False
 
@@ -123,8 +126,8 @@ class Shape:
         if (self.value_format == "json") != bool(self.value_schema):
             subject = f"a schema of JSON {self.value_schema!r}" if self.value_schema else "no schema"
             raise UsageError(f"{subject} for values as {self.value_format}; it belongs to json")
-        if self.key_pattern:
-            _check_pattern(self.key_pattern)
+        for pattern in (self.key_pattern, self.key_pattern_exclude):
+            _check_pattern(pattern)
         _ = self.schema
 
     @cached_property
@@ -158,9 +161,8 @@ class Shape:
 
     def apply(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the selected rows and columns of a batch of CHANGE_SCHEMA, in `schema`."""
-        if self.key_pattern:
-            found = pc.match_substring_regex(batch["key"], self.key_pattern)
-            batch = _select_rows(batch, pc.fill_null(found, True))
+        if not self._keys.is_everything:
+            batch = _select_rows(batch, self._keys.match_keys(batch["key"]))
         if self.is_plain:
             return batch
         arrays: list[pa.Array] = []
@@ -178,8 +180,12 @@ class Shape:
         return shaped
 
     @cached_property
+    def _keys(self) -> KeyFilter:
+        return KeyFilter(self.key_pattern, self.key_pattern_exclude)
+
+    @cached_property
     def is_plain(self) -> bool:
-        """Whether batches pass unchanged, apart from the key pattern."""
+        """Whether batches pass unchanged, apart from the key patterns."""
         return self.schema.equals(CHANGE_SCHEMA) and not self.filters
 
     def _parse_fields(self, values: pa.Array) -> list[pa.Array]:

@@ -147,6 +147,14 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         example="^user::",
         is_filter=True,
     )
+    key_pattern_exclude: str = option(
+        TEXT,
+        "no changes whose key has a match of this regular expression (RE2), such as those of transactions",
+        default="",
+        shown="none",
+        example="^_txn:",
+        is_filter=True,
+    )
     protocol: Dialect | None = shared_option(
         ConnectionOptions, doc="the dialect: tap (batch only), upr-draft, upr or dcp", example="upr"
     )
@@ -244,9 +252,15 @@ class SourceOptions(MicroBatchOptions, BucketOptions):
         columns = self.columns or tuple(CHANGE_SCHEMA.names)
         if self.keys_only:
             columns = tuple(name for name in columns if name not in ("value", "xattrs"))
-        if self.value_format == "json" and not value_schema and self.value_schema:
-            return Shape(columns, key_pattern=self.key_pattern)
-        return Shape(columns, self.value_format, value_schema, self.key_pattern, keys_only=self.keys_only)
+        is_unparsed = self.value_format == "json" and not value_schema and bool(self.value_schema)
+        return Shape(
+            columns,
+            "binary" if is_unparsed else self.value_format,
+            value_schema,
+            self.key_pattern,
+            self.key_pattern_exclude,
+            keys_only=self.keys_only,
+        )
 
     def check_streaming(self) -> None:
         """Check the options for a streaming query.

@@ -74,7 +74,7 @@ def infer_fields(options: SourceOptions) -> str:
     """Return the fields of the bucket's first values, as DDL.
 
     Args:
-        options: the options of the read; its key pattern limits the sample.
+        options: the options of the read; its key patterns limit the sample.
 
     Returns:
         The fields, each once.
@@ -82,7 +82,7 @@ def infer_fields(options: SourceOptions) -> str:
     Raises:
         UsageError: the sample has no JSON objects.
     """
-    keys_too = Shape(key_pattern=options.key_pattern)
+    keys_too = Shape(key_pattern=options.key_pattern, key_pattern_exclude=options.key_pattern_exclude)
     found: list[pa.Array] = []
     changes = read_changes_at(options.address, stop="now", vbuckets=options.vbuckets, protocol=options.dialect)
     try:
