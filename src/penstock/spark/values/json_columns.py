@@ -135,11 +135,13 @@ class Evolution:
         schema: the known schema with the new fields.
         new_fields: dotted paths with their types.
         conflicts: fields whose values did not fit their type, with the type that would fit. The known type stays.
+        has_others: whether some values are no JSON objects, and so have no fields.
     """
 
     schema: pa.Schema
     new_fields: tuple[str, ...] = ()
     conflicts: tuple[str, ...] = ()
+    has_others: bool = False
 
 
 @check_arguments
@@ -150,12 +152,12 @@ def evolution(known: pa.Schema, values: pa.Array) -> Evolution:
         known: the schema.
         values: documents, or the `rest` that `parse` returned.
     """
-    _, rest = parse(values, known)
-    found = infer(rest.drop_null())
+    columns, rest = parse(values, known)
+    found = infer(rest.filter(columns.is_valid()).drop_null())
     new_fields: list[str] = []
     conflicts: list[str] = []
     schema = pa.schema(_evolve_type(as_struct(known), as_struct(found), "", new_fields, conflicts))
-    return Evolution(schema, tuple(new_fields), tuple(conflicts))
+    return Evolution(schema, tuple(new_fields), tuple(conflicts), columns.null_count > values.null_count)
 
 
 def _evolve_type(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -13,48 +16,109 @@ from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.source.source_options import INFERRED
 from penstock.spark.source.source_schema import infer_fields
 from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import replace_document
 from penstock.spark.values.json_columns import evolution
-from penstock.spark.values.json_types import from_ddl
+from penstock.spark.values.json_types import as_struct, from_ddl, to_ddl
+from penstock.wire.columns.schema import Event
 
 __all__ = ["ValueFields", "find_fields", "load_fields"]
 
 SCHEMA_NAME = "_schema.json"
 """The file in the lake with the inferred fields."""
-SAMPLE_VALUES = 1_000
-"""Values of the newly written changes that are compared with the fields."""
+BATCH_ROWS = 4_096
+"""Rows that are compared at once. New fields of a batch count as known in the next one, which is then parsed faster."""
 MAX_CHANGES = 100
-"""Differences that are reported, the first ones."""
+"""Differences that are reported. Beyond them no values are compared: names of fields are probably data."""
 
 
 class ValueFields:
-    """The fields of a source's values.
+    """The fields of a source's values, and the documents with other fields.
+
+    A runner compares the values of all documents that the run writes, on a thread of its own.
+
+    Args:
+        ddl: the fields for Spark, as DDL.
+        keep: stores the fields with the new ones, as DDL; None for declared fields.
 
     Attributes:
-        ddl: the fields for Spark, as DDL.
+        ddl: as above; it stays the same during a run.
         changes: differences that values had so far, as phrases.
     """
 
-    def __init__(self, ddl: str) -> None:
+    def __init__(self, ddl: str, keep: Callable[[str], None] | None = None) -> None:
         self.ddl = ddl
         self.changes: tuple[str, ...] = ()
         self._known = from_ddl(ddl)
+        self._kept = self._known
+        self._keep = keep
+        self._paths: deque[str] = deque()
+        self._lock = threading.Lock()
 
-    def compare_values(self, paths: Iterable[str]) -> None:
-        """Compare values in files of the changelog with the fields."""
-        values, remaining = [], SAMPLE_VALUES
-        for path in paths:
-            with open_parquet(path) as file:
-                first = next(file.iter_batches(remaining, columns=["value"]), None)
-            if first is not None:
-                values.append(first["value"].drop_null())
-                remaining -= first.num_rows
-            if remaining <= 0:
-                break
-        found = evolution(self._known, pa.chunked_array(values, pa.binary()).combine_chunks())
+    def add_pending(self, paths: Iterable[str]) -> None:
+        """Add files of the changelog, whose values are then compared."""
+        with self._lock:
+            self._paths.extend(paths)
+
+    def is_due(self, now: float) -> bool:
+        """Return whether files wait. The time is ignored."""
+        del now
+        return self.is_behind
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether files wait."""
+        return bool(self._paths)
+
+    def run(self) -> None:
+        """Compare the values in all files that wait."""
+        while self._paths:
+            with self._lock:
+                path = self._paths.popleft()
+            try:
+                self._compare_file(path)
+            except FileNotFoundError:  # a compaction has replaced the file, long after it was added
+                self._report(["changes that were compacted before they could be compared"])
+
+    def _compare_file(self, path: str) -> None:
+        with open_parquet(path) as file:
+            for batch in file.iter_batches(BATCH_ROWS, columns=["event", "value"]):
+                if len(self.changes) > MAX_CHANGES:
+                    return
+                # Events of collections have values too, which are no documents.
+                documents = batch["value"].filter(pc.equal(batch["event"], str(Event.MUTATION)))
+                self._compare_values(documents.drop_null())
+
+    def _compare_values(self, values: pa.Array) -> None:
+        found = evolution(self._known, values)
         self._known = found.schema  # each difference is reported once
-        changes = [f"the new field {field}" for field in found.new_fields] + [f"{each}" for each in found.conflicts]
-        self.changes = tuple(dict.fromkeys((*self.changes, *changes)))[:MAX_CHANGES]
+        others = ["values that are no JSON objects"] if found.has_others else []
+        self._report([*(f"the new field {field}" for field in found.new_fields), *found.conflicts, *others])
+        if found.new_fields and self._keep is not None:
+            kept = pa.schema(_add_fields(as_struct(self._kept), as_struct(found.schema)))
+            if kept != self._kept:
+                self._kept = kept
+                self._keep(to_ddl(kept))
+
+    def _report(self, phrases: Iterable[str]) -> None:
+        changes = tuple(dict.fromkeys((*self.changes, *phrases)))
+        if len(changes) > MAX_CHANGES:
+            changes = (*changes[:MAX_CHANGES], "more differences than these, and are no longer compared")
+        self.changes = changes
+
+
+def _add_fields(known: pa.StructType, found: pa.StructType) -> pa.StructType:
+    """Return a type with the new fields of `found`. Spark ignores the case of names, so that the first one stays."""
+    fields = {field.name: field.type for field in known}
+    taken = {name.lower() for name in fields}
+    for field in found:
+        before = fields.get(field.name)
+        if before is None and field.name.lower() not in taken:
+            fields[field.name] = field.type
+            taken.add(field.name.lower())
+        elif before is not None and pa.types.is_struct(before) and pa.types.is_struct(field.type):
+            fields[field.name] = _add_fields(before, field.type)
+    return pa.struct([*fields.items()])
 
 
 def find_fields(source: SourceDefinition, lake: LakeDirectory) -> str | None:
@@ -81,13 +145,18 @@ def find_fields(source: SourceDefinition, lake: LakeDirectory) -> str | None:
         raise UsageError(f"{path} is damaged; expected the inferred fields as JSON") from None
 
 
-def load_fields(source: SourceDefinition, lake: LakeDirectory, inferred: str | None) -> ValueFields | None:
+def load_fields(
+    source: SourceDefinition, lake: LakeDirectory, inferred: str | None, guard: Callable[[], None] = lambda: None
+) -> ValueFields | None:
     """Return the fields of a source's values; the lake keeps inferred ones.
+
+    A run adds the fields that it finds to the inferred ones, for the runs after it.
 
     Args:
         source: the source.
         lake: its lake.
         inferred: the fields that a check has inferred from the bucket, as DDL.
+        guard: called before fields are stored; raises LakeRefused once another run has taken over.
 
     Returns:
         The fields. None if the source has neither a filter nor a schema.
@@ -95,7 +164,17 @@ def load_fields(source: SourceDefinition, lake: LakeDirectory, inferred: str | N
     if source.value_schema is None and source.where is None:
         return None
     ddl = find_fields(source, lake)
+    path = lake.path / SCHEMA_NAME
+
+    def keep(ddl: str) -> None:
+        guard()
+        _store_fields(path, ddl)
+
     if ddl is None:
         ddl = inferred or infer_fields(source.parse_options())
-        replace_document(lake.path / SCHEMA_NAME, json.dumps({"ddl": ddl}))
-    return ValueFields(ddl)
+        _store_fields(path, ddl)
+    return ValueFields(ddl, keep if source.value_schema in (None, INFERRED) else None)
+
+
+def _store_fields(path: LakePath, ddl: str) -> None:
+    replace_document(path, json.dumps({"ddl": ddl}))

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from penstock.client.tracing.tracer import trace_work
 from penstock.errors import Error
@@ -26,7 +26,7 @@ from penstock.spark.pipeline.state.run_progress import DependentProgress
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["DependentRunner", "DependentTask"]
+__all__ = ["DependentRunner", "DependentTask", "RunnerTask"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the first retry, and greatest number of seconds between two attempts."""
@@ -195,6 +195,20 @@ class DependentTask:
             self._state = replace(self._state, error=text, failures=failures)
 
 
+class RunnerTask(Protocol):
+    """Work of a runner's thread: a DependentTask, or the comparison of values with their fields."""
+
+    def is_due(self, now: float) -> bool:
+        """Return whether the task should run at this time, in seconds since the epoch."""
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether the task must run once more before the end."""
+
+    def run(self) -> None:
+        """Do the work that waits. An exception ends the thread."""
+
+
 class DependentRunner:
     """Runs due tasks on a thread until `finish`, and then lets all tasks catch up.
 
@@ -207,7 +221,7 @@ class DependentRunner:
         failure: the error of a vital task, which has ended the thread; otherwise None.
     """
 
-    def __init__(self, tasks: Iterable[DependentTask], poll_seconds: float = 1.0) -> None:
+    def __init__(self, tasks: Iterable[RunnerTask], poll_seconds: float = 1.0) -> None:
         self.tasks = tuple(tasks)
         self.failure: Exception | None = None
         self._poll_seconds = poll_seconds

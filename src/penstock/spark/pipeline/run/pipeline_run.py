@@ -155,7 +155,7 @@ def _create_source_run(
         place.bucket.vbuckets,
         partial(place.request_high_seqnos, loop),
         tasks=create_tasks(definition, place.source, place.lake, session, place.lock.raise_if_lost),
-        fields=load_fields(place.source, place.lake, context.fields.get(place.source.name)),
+        fields=load_fields(place.source, place.lake, context.fields.get(place.source.name), place.lock.raise_if_lost),
         checkpoint=place.checkpoint,
         lock=place.lock,
     )
@@ -229,7 +229,8 @@ class _PipelineRun:
         self._available_now = available_now
         self._finish = finish
         tasks = [task for source in sources for task in source.tasks]
-        self._local_runner = DependentRunner([task for task in tasks if task.is_local])
+        compared = [DependentRunner([source.fields]) for source in sources if source.fields is not None]
+        self._local_runners = [DependentRunner([task for task in tasks if task.is_local]), *compared]
         self._remote_runners = [DependentRunner([task]) for task in tasks if not task.is_local]
         self._state = state
         self._state_files = [control.RunStateFile(source.lake, source.lock) for source in sources]
@@ -271,7 +272,7 @@ class _PipelineRun:
     def _follow_and_merge(self, spark: SparkSession) -> None:
         """Run the queries and the tasks of dependents until the end, and merge all pending changes."""
         self._report_progress()  # so that a caller can interrupt the run before Spark's slow first batch
-        for runner in (self._local_runner, *self._remote_runners):
+        for runner in (*self._local_runners, *self._remote_runners):
             runner.start()
         try:
             with translate_errors():
@@ -305,10 +306,11 @@ class _PipelineRun:
         """Wait until all tables have the pending changes; for other systems, wait only for a limited time."""
         for source in self._sources:
             source.update_progress()
-        for runner in (self._local_runner, *self._remote_runners):
+        for runner in (*self._local_runners, *self._remote_runners):
             runner.finish()
-        while not self._local_runner.wait(_POLL_SECONDS):
-            self._report_last()
+        for runner in self._local_runners:
+            while not runner.wait(_POLL_SECONDS):
+                self._report_last()
         deadline = time.monotonic() + REMOTE_SECONDS
         for runner in self._remote_runners:
             runner.wait(max(0.0, deadline - time.monotonic()))
@@ -317,7 +319,7 @@ class _PipelineRun:
 
     def _raise_failure(self) -> None:
         """Raise the error of a vital task, if there is one."""
-        for runner in (self._local_runner, *self._remote_runners):
+        for runner in (*self._local_runners, *self._remote_runners):
             if runner.failure is not None:
                 raise runner.failure
 

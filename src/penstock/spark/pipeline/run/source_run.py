@@ -46,6 +46,7 @@ class SourceRun:
         lock: the lock of the lake.
 
     Attributes:
+        fields: the fields of values, and the comparison with them; None if the source needs none.
         query: the running query, None before `start`.
         progress: the newest progress.
     """
@@ -67,7 +68,7 @@ class SourceRun:
         self.tasks = tuple(tasks)
         self.query: StreamingQuery | None = None
         self._vbuckets = vbuckets
-        self._fields = fields
+        self.fields = fields
         self._checkpoint = lake.checkpoint if checkpoint is None else checkpoint
         self.lock = HeldLock() if lock is None else lock
         self._chosen = source.parse_options().vbuckets
@@ -98,7 +99,7 @@ class SourceRun:
             given = {f"lake.{name}": text for name, text in place.items()}
             frame = reader.format("penstock-changelog-files").options(**given).load()
         else:
-            fields = None if self._fields is None else self._fields.ddl
+            fields = None if self.fields is None else self.fields.ddl
             frame = prepare_rows(reader.format("dcp").load(), self.source, fields)
         sink = frame.writeStream.format("penstock-changelog").options(**place, lock=self.lock.token)
         sink = sink.option("checkpointLocation", self._checkpoint.as_uri())
@@ -129,8 +130,8 @@ class SourceRun:
         if files:
             for task in self.tasks:
                 task.add_pending(self._meter.version, files, spans)
-            if self._fields is not None:
-                self._fields.compare_values(self.lake.changelog_table.list_paths(files))
+            if self.fields is not None:
+                self.fields.add_pending(self.lake.changelog_table.list_paths(files))
         seconds = max(now - self._last_at, 0.001)
         found = replace(
             before,
@@ -143,7 +144,7 @@ class SourceRun:
             rollbacks=self._meter.rollbacks,
             last_rollback=self._meter.last_rollback,
             dependents=tuple(task.progress for task in self.tasks),
-            schema_changes=() if self._fields is None else self._fields.changes,
+            schema_changes=() if self.fields is None else self.fields.changes,
         )
         last = self.query.lastProgress if self.query is not None else None
         if last is not None:
