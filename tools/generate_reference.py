@@ -83,7 +83,7 @@ the same request can succeed later.
 def metrics() -> str:
     """Return the page of the metrics that nodes, pipelines and consumers serve, and of their traces."""
     figures = PipelineMetrics()
-    dependents = (DependentProgress("current", "current"),)
+    dependents = (DependentProgress("current", "current", rows=0),)
     figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
     collector = ReportCollector()
     collector.newest = ConsumerReport(bucket="", at=0, seqnos_at=1, counts=StreamCounts(last_error_at=1))

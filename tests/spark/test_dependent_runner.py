@@ -22,11 +22,13 @@ from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
 from penstock.spark.pipeline.run import dependent_runner
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner, DependentTask
 from penstock.spark.pipeline.run.dependent_tasks import create_current_task, create_tasks
+from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import list_applied_versions, read_status
+from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 from penstock.spark.pipeline.state.source_lakes import find_lakes
 from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables, stop_runs
 from penstock.spark.source.offsets import make_first_offset, make_proven_offset
@@ -70,6 +72,24 @@ def test_missing_table_is_merged_at_once_and_later_by_policy(lake):
     assert (task.progress.pending, task.is_due(0.0)) == (100, True)
     task.run()
     assert (task.progress.version, task.progress.pending, count_rows(lake.current_table)) == (3, 0, 110)
+
+
+def test_rows_are_those_of_the_table_and_applied_rows_those_of_the_changelog(lake):
+    append(lake, 0, [*changes(1, 11), row(1, 20, b"key 1", b"{}"), row(1, 21, b"key 2", event="deletion")])
+    task = create_current_task(lake, PATIENT)
+    assert task.progress.rows is None
+    task.run()
+    assert (task.progress.rows, task.progress.applied_rows) == (9, 12)
+    metrics = PipelineMetrics([None])
+    metrics.update(SourceProgress(dependents=(task.progress, DependentProgress("cache", "invalidate"))))
+    shown = {
+        (each.name, each.labels.get("name")): each.value for family in metrics.collect() for each in family.samples
+    }
+    prefix = "penstock_pipeline_dependent_"
+    assert shown[prefix + "rows", "current"] == 9
+    assert shown[prefix + "applied_rows_total", "current"] == 12
+    assert (prefix + "rows", "cache") not in shown
+    assert create_current_task(lake, PATIENT).progress.rows == 9  # the next run
 
 
 def test_pending_changes_are_known_to_the_next_run(lake):

@@ -26,7 +26,8 @@ class DependentLine(TypedDict):
         kind: current, or the kind of the dependent.
         version: version of the changelog that was applied; -1 for none.
         pending: rows of the changelog that were not applied yet.
-        applied_rows: rows that this run has applied.
+        rows: rows of its table, such as the documents of current; null without a table in the lake.
+        applied_rows: rows of the changelog that this run has applied.
         merges: number of times that this run has applied rows.
         merge_seconds: seconds that this run has spent on it.
         error: reason why the last attempt failed; null if it succeeded.
@@ -36,6 +37,7 @@ class DependentLine(TypedDict):
     kind: str
     version: int
     pending: int
+    rows: int | None
     applied_rows: int
     merges: int
     merge_seconds: float

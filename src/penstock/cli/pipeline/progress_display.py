@@ -115,11 +115,12 @@ def _make_progress_table(sources: Any) -> Table:
     from rich.table import Table
 
     table = Table(box=None, pad_edge=False)
-    for head in ("", "rows", "rows/s", "bytes/s", "lag", "rolled back", ""):
+    for head in ("", "rows", "written", "rows/s", "bytes/s", "lag", "rolled back", ""):
         table.add_column(head, justify="right" if head else "left")
     for progress in sources:
         table.add_row(
             progress.source or "changelog",
+            f"{progress.changelog_rows:,}",
             f"{progress.rows:,}",
             f"{progress.rows_per_second:,.0f}",
             format_size(progress.bytes_per_second),
@@ -128,8 +129,9 @@ def _make_progress_table(sources: Any) -> Table:
             "; ".join(progress.schema_changes[-2:]),
         )
         for each in progress.dependents:
+            rows = "" if each.rows is None else f"{each.rows:,}"
             applied, pending = f"{each.applied_rows:,}", f"{each.pending:,} rows"
-            table.add_row(f"  {each.name}", applied, "", "", pending, "", each.error or "")
+            table.add_row(f"  {each.name}", rows, applied, "", "", pending, "", each.error or "")
     return table
 
 

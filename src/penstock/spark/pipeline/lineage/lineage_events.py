@@ -162,10 +162,13 @@ def _make_dataset(namespace: str, name: str, schema: pa.Schema | None = None) ->
 def _add_statistics(
     outputs: Mapping[str, Mapping[str, Any]], progress: SourceProgress | None
 ) -> Iterable[Mapping[str, Any]]:
-    """Yield the outputs with the rows that this run has written so far."""
+    """Yield the outputs with their rows: those of a table, and those sent to other systems by this run so far."""
     counts: dict[str, dict[str, int]] = {}
     if progress is not None:
-        counts = {each.name: {"rowCount": each.applied_rows} for each in progress.dependents}
+        counts = {
+            each.name: {"rowCount": each.applied_rows if each.rows is None else each.rows}
+            for each in progress.dependents
+        }
         counts["changelog"] = {"rowCount": progress.rows, "size": progress.bytes}
     for name, dataset in outputs.items():
         facets = {}

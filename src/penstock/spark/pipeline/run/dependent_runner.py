@@ -63,7 +63,7 @@ class DependentTask:
         kind: the dependent's kind, or "current".
         catch_up: applies all pending changes and returns the changelog version that it reaches.
         policy: decides when pending changes are applied.
-        table_rows: returns how many rows a merge reads, for the policy.
+        table_rows: returns the number of rows of its table, all of which a merge reads; None without a table.
         is_local: the result lies in the lake, so no other system can delay it.
         is_vital: a failure ends the run.
     """
@@ -75,7 +75,7 @@ class DependentTask:
         catch_up: Callable[[], int],
         policy: MergePolicy,
         *,
-        table_rows: Callable[[], int] = lambda: 0,
+        table_rows: Callable[[], int] | None = None,
         is_local: bool = True,
         is_vital: bool = False,
     ) -> None:
@@ -97,7 +97,7 @@ class DependentTask:
 
     def set_position(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
         """Set the applied version, the changelog's newest version, and the files between the two."""
-        self._state = replace(self._state, version=version)
+        self._state = replace(self._state, version=version, rows=self._count_rows(version))
         self.add_pending(newest, pending)
 
     def add_pending(self, version: int, files: Sequence[DataFile], spans: Sequence[SpanContext] = ()) -> None:
@@ -133,7 +133,7 @@ class DependentTask:
             return True  # without a first merge, readers find nothing
         rows, files = self._state.pending, sum(each.files for each in pending)
         # Counting rows reads the table's log, so it is done only if the number can decide.
-        table_rows = self._table_rows() if rows >= self.policy.rows else 0
+        table_rows = (self._count_rows() or 0) if rows >= self.policy.rows else 0
         return self.policy.is_due(rows, table_rows, now - pending[0].at, files)
 
     @property
@@ -151,6 +151,7 @@ class DependentTask:
                 raise
             self._record_failure(error)
             return
+        rows = self._count_rows(version)
         with self._lock:
             self._pending = [each for each in self._pending if each.version > version]
             left = sum(each.rows for each in self._pending)
@@ -158,12 +159,17 @@ class DependentTask:
                 self._state,
                 version=version,
                 pending=left,
+                rows=rows,
                 applied_rows=self._state.applied_rows + max(0, before - left),
                 merges=self._state.merges + 1,
                 merge_seconds=self._state.merge_seconds + time.monotonic() - began,
                 error=None,
                 failures=0,
             )
+
+    def _count_rows(self, version: int = 0) -> int | None:
+        """Return the number of rows of the table, None without one. Before version 0 no table has rows."""
+        return None if self._table_rows is None or version < 0 else self._table_rows()
 
     def _trace_catch_up(self) -> int:
         """Apply all pending changes within a span.

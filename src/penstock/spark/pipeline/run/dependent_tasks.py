@@ -109,7 +109,7 @@ def create_dependent_task(
         declared.kind,
         apply,
         policy if is_rewritten else declared.choose_policy(policy),
-        table_rows=dependent.count_rows,
+        table_rows=dependent.count_rows if declared.is_local else None,
         is_local=declared.is_local,
     )
     return initialize_task(task, lake, dependent.position())

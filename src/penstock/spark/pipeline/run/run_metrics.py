@@ -32,11 +32,12 @@ _GAUGES = {
     "bytes_per_second": "Bytes written to the changelog in the last second or so.",
 }
 _DEPENDENT_COUNTERS = {
-    "applied_rows": ("rows", "Rows of the changelog that this run has applied."),
+    "applied_rows": ("applied_rows", "Rows of the changelog that this run has applied."),
     "merges": ("merges", "How often this run has applied pending rows."),
     "merge_seconds": ("merge_seconds", "Seconds that this run has spent applying rows."),
 }
 _DEPENDENT_GAUGES = {
+    "rows": ("rows", "Rows of its table in the lake, such as the documents of current."),
     "pending": ("pending_rows", "Rows of the changelog that are not applied yet."),
     "failures": ("failures", "Failed attempts in a row to apply rows."),
 }
@@ -90,7 +91,8 @@ class PipelineMetrics(MeasuredWork):
             kind = CounterMetricFamily if name in _DEPENDENT_COUNTERS else GaugeMetricFamily
             family = kind(f"penstock_pipeline_dependent_{shown}", text, labels=["source", "name", "kind"])
             for source, each in found:
-                family.add_metric([source, each.name, each.kind], getattr(each, name))
+                if (value := getattr(each, name)) is not None:
+                    family.add_metric([source, each.name, each.kind], value)
             yield family
 
 

@@ -59,7 +59,8 @@ class DependentProgress:
         kind: "current", or the kind of the dependent.
         version: the changelog version that was applied, -1 for none.
         pending: rows of the changelog that were not applied yet.
-        applied_rows: rows that this run has applied.
+        rows: rows of its table, such as the documents of current. None: it has no table in the lake, or none yet.
+        applied_rows: rows of the changelog that this run has applied.
         merges: number of times that this run has applied rows.
         merge_seconds: seconds that this run has spent on it.
         error: the reason why the last attempt failed, None if it succeeded.
@@ -70,6 +71,7 @@ class DependentProgress:
     kind: str
     version: int = -1
     pending: int = 0
+    rows: int | None = None
     applied_rows: int = 0
     merges: int = 0
     merge_seconds: float = 0.0
