@@ -1,7 +1,9 @@
 """The options of a table in Spark's catalog: `CREATE TABLE beers USING dcp OPTIONS (url '...')`.
 
 Spark 4.2 and 4.3 pass these options to a Python source only when the table is created. Each later read or write gets
-the schema of the table, and no options. So the source keeps the options in the metadata of the table's columns.
+the schema of the table, and no options. So the source keeps the options in the metadata of the table's columns. If the
+statement names columns, Spark does not call the source at all, and the options are lost. Reads and writes of such a
+table are refused. A source never sees later changes of properties and location, which have no effect.
 """
 
 from __future__ import annotations
@@ -13,7 +15,14 @@ from pyspark.sql.types import StructField, StructType
 from penstock.errors import UsageError
 from penstock.options import list_options
 
-__all__ = ["find_options", "keep_options", "list_names", "read_table_options", "remove_options"]
+__all__ = [
+    "find_options",
+    "keep_options",
+    "list_names",
+    "read_table_options",
+    "refuse_location",
+    "remove_options",
+]
 
 _PREFIX = "option."
 """Beginning of each table option among the properties of a table. Spark also passes properties of its own."""
@@ -24,6 +33,10 @@ _REFUSED = {
     "passwordcommand": "any reader of the table would run it",
 }
 """Options that no table may have, and the reason."""
+_PROPERTIES = frozenset(
+    (_PROVIDER, "owner", "location", "path", "comment", "external", "is_managed_location", "table_type", "collation")
+)
+"""Properties of Spark's own."""
 
 
 def read_table_options(given: Mapping[str, str]) -> dict[str, str] | None:
@@ -33,7 +46,8 @@ def read_table_options(given: Mapping[str, str]) -> dict[str, str] | None:
         given: the options as Spark passes them, with names in any case.
 
     Raises:
-        UsageError: an option is a secret, which the catalog would show to every reader, or a command.
+        UsageError: an option is a secret, which the catalog would show to every reader, or a command. Or the table has
+            properties, which no read would see.
     """
     texts = {name.lower(): text for name, text in given.items()}
     if _PROVIDER not in texts:
@@ -44,7 +58,20 @@ def read_table_options(given: Mapping[str, str]) -> dict[str, str] | None:
             f"option {found[0]} of a table, expected passwordFile, passwordFrom, credentialsFile or PENSTOCK_PASSWORD: "
             f"{_REFUSED[found[0]]}"
         )
+    others = {name: text for name, text in texts.items() if not name.startswith((_PREFIX, "spark."))}
+    if unknown := [name for name, text in others.items() if name not in _PROPERTIES and text != options.get(name)]:
+        raise UsageError(f"TBLPROPERTIES has {unknown[0]!r}, which nothing reads; expected OPTIONS (...)")
     return options
+
+
+def refuse_location(given: Mapping[str, str]) -> None:
+    """Check that a table has no LOCATION.
+
+    Raises:
+        UsageError: it has one.
+    """
+    if "path" in {name.lower() for name in given} and f"{_PREFIX}path" not in {name.lower() for name in given}:
+        raise UsageError("found LOCATION, but a bucket has none; expected OPTIONS (url '...')")
 
 
 def keep_options(schema: StructType, options: Mapping[str, str]) -> StructType:
@@ -66,17 +93,30 @@ def list_names(owner: type) -> set[str]:
     return {each.external_name.lower() for each in list_options(owner).values()}
 
 
-def find_options(given: Mapping[str, str], schema: StructType, owner: type) -> dict[str, str]:
+def find_options(
+    given: Mapping[str, str], schema: StructType, owner: type, place: str, *, is_described: bool = False
+) -> dict[str, str]:
     """Return the options of a read or a write: those of the statement, completed by those of the table.
 
     Args:
         given: the options of the statement. They replace those of the table.
         schema: the schema that Spark passes.
         owner: the class that declares the options of the read or the write. A table may have those of both.
+        place: the option that names the bucket or the lake.
+        is_described: whether the schema is one that the source returned for these options.
+
+    Raises:
+        UsageError: the table has lost its options.
     """
     names = list_names(owner)
     kept: dict[str, str] = {}
-    for each in schema.fields:
-        kept |= (each.metadata or {}).get(_METADATA, {})
+    tables = [each.metadata[_METADATA] for each in schema.fields if _METADATA in (each.metadata or {})]
+    if not tables and not is_described and place not in {name.lower() for name in given}:
+        raise UsageError(
+            f"no option {place}: Spark loses the options of a table whose columns were named or replaced, and those of"
+            f" CREATE TABLE ... AS SELECT; expected CREATE TABLE without columns, or option {place}"
+        )
+    for each in tables:
+        kept |= each
     kept = {name: text for name, text in kept.items() if name in names}
     return {**kept, **{name.lower(): text for name, text in given.items()}}

@@ -14,6 +14,7 @@ from penstock.spark.runtime.catalog_tables import (
     keep_options,
     list_names,
     read_table_options,
+    refuse_location,
     remove_options,
 )
 from penstock.spark.source.readers import DcpReader, DcpStreamReader, FilteringReader
@@ -34,9 +35,11 @@ class DcpDataSource(DataSource):
 
     def schema(self) -> StructType:
         """Return the schema of a read, or that of a table in Spark's catalog."""
+        self._is_described = True  # Spark sends this object to the process that makes the reader
         table = read_table_options(self.options)
         if table is None:
             return make_read_schema(SourceOptions.parse(self.options))
+        refuse_location(self.options)
         from penstock.spark.sink.sink_options import SinkOptions  # late: most queries create no table
 
         only_for_writes = list_names(SinkOptions) - list_names(SourceOptions)
@@ -45,12 +48,12 @@ class DcpDataSource(DataSource):
 
     def reader(self, schema: StructType) -> DcpReader:
         """Return the reader of a batch read."""
-        options = SourceOptions.parse(find_options(self.options, schema, SourceOptions))
+        options = SourceOptions.parse(self._find_read_options(schema))
         return (FilteringReader if options.filter_pushdown else DcpReader)(options, remove_options(schema))
 
     def streamReader(self, schema: StructType) -> DcpStreamReader:
         """Return the reader of a streaming query."""
-        return DcpStreamReader(find_options(self.options, schema, SourceOptions), remove_options(schema))
+        return DcpStreamReader(self._find_read_options(schema), remove_options(schema))
 
     def writer(self, schema: StructType, overwrite: bool) -> DcpWriter:
         """Return the writer of a batch job."""
@@ -68,10 +71,14 @@ class DcpDataSource(DataSource):
 
         return make_stream_writer(self._find_write_options(schema), remove_options(schema), overwrite=overwrite)
 
+    def _find_read_options(self, schema: StructType) -> dict[str, str]:
+        is_described = getattr(self, "_is_described", False)
+        return find_options(self.options, schema, SourceOptions, "url", is_described=is_described)
+
     def _find_write_options(self, schema: StructType) -> dict[str, str]:
         from penstock.spark.sink.sink_options import SinkOptions  # late, as its writers
 
-        return find_options(self.options, schema, SinkOptions)
+        return find_options(self.options, schema, SinkOptions, "url")
 
 
 @check_arguments

@@ -26,6 +26,7 @@ from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.runtime.catalog_tables import find_options, keep_options, read_table_options, remove_options
 from penstock.spark.source.pushdown import PushedFilters, push_filters
 from penstock.spark.source.shape import ColumnFilter
+from penstock.spark.source.source_schema import check_schema
 from penstock.spark.values import json_columns
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
@@ -214,12 +215,7 @@ class LakeReader(DataSourceReader):
         self.options = options
         self.value_schema = value_schema
         self.pushed = PushedFilters()
-        expected = from_arrow_schema(self.schema)
-        if promised != expected:
-            raise UsageError(
-                f"schema {promised.simpleString()}, expected that of the options, {expected.simpleString()}; "
-                "columns and valueSchema choose one"
-            )
+        check_schema(promised, from_arrow_schema(self.schema))
 
     @cached_property
     def schema(self) -> pa.Schema:
@@ -288,7 +284,7 @@ class LakeSource(DataSource):
 
     def reader(self, schema: StructType) -> LakeReader:
         """Return the reader of a batch read."""
-        options = LakeReadOptions.parse(find_options(self.options, schema, LakeReadOptions))
+        options = LakeReadOptions.parse(find_options(self.options, schema, LakeReadOptions, "path"))
         fields = options.value_schema or getattr(self, "_value_schema", "")
         reader = FilteringLakeReader if options.filter_pushdown else LakeReader
         return reader(options, fields, remove_options(schema))

@@ -13,7 +13,7 @@ from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.values import json_columns
 from penstock.wire.columns.schema import Event
 
-__all__ = ["infer_fields", "make_read_schema", "make_read_shape"]
+__all__ = ["check_schema", "infer_fields", "make_read_schema", "make_read_shape"]
 
 SAMPLE_VALUES, SAMPLE_BYTES = 1_000, 4 << 20
 """Limits of the sample that a schema is inferred from. The sample starts at the bucket's first change."""
@@ -44,13 +44,39 @@ def make_read_shape(options: SourceOptions, schema: StructType) -> Shape:
         UsageError: no shape of these options has this schema.
     """
     shape = options.make_shape(_read_value_fields(schema)) if _needs_inference(options) else options.shape
-    expected = from_arrow_schema(shape.schema)
-    if schema != expected:
-        raise UsageError(
-            f"schema {schema.simpleString()}, expected that of the options, {expected.simpleString()}; "
-            "columns and valueSchema choose one"
-        )
+    check_schema(schema, from_arrow_schema(shape.schema))
     return shape
+
+
+def check_schema(promised: StructType, expected: StructType) -> None:
+    """Check that Spark expects the columns that a read has.
+
+    Args:
+        promised: the columns that Spark expects.
+        expected: the columns of the read.
+
+    Raises:
+        UsageError: the columns differ.
+    """
+    if promised != expected:
+        raise UsageError(
+            f"{_describe_difference(promised, expected)}: schema {promised.simpleString()}, expected that of the"
+            f" options, {expected.simpleString()}; columns and valueSchema choose one, and a table keeps that of its"
+            " creation: neither ALTER TABLE nor WITH (...) can change its columns"
+        )
+
+
+def _describe_difference(promised: StructType, expected: StructType) -> str:
+    """Return the first difference of two schemas in words."""
+    has, wanted = ({each.name: each.dataType for each in schema.fields} for schema in (promised, expected))
+    if more := [name for name in has if name not in wanted]:
+        return f"found the column {more[0]}, which the options do not give"
+    if missing := [name for name in wanted if name not in has]:
+        return f"the column {missing[0]} is missing"
+    for name, of in has.items():
+        if of != wanted[name]:
+            return f"the column {name} is {of.simpleString()}, expected {wanted[name].simpleString()}"
+    return "the columns have another order" if [*has] != [*wanted] else "a column cannot be null"
 
 
 def _needs_inference(options: SourceOptions) -> bool:
