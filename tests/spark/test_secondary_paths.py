@@ -15,7 +15,7 @@ from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.json_paths import extract_values, find_values, parse_path
 from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
 from penstock.spark.values import json_columns
-from penstock.wire.values.json_value import parse_written_json
+from penstock.wire.values.json_value import TooDeepJson, parse_written_json
 
 BEYOND_LONG = 1 << 63
 
@@ -61,6 +61,9 @@ def one_by_one(documents, names, kind):
     for row, text in enumerate(documents):
         try:
             document = parse_written_json(text or b"")
+        except TooDeepJson:
+            found.append((row, None))
+            continue
         except ValueError:
             continue
         found += [(row, kind.fit(value)) for value in find_values(document, names)]

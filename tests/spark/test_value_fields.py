@@ -6,8 +6,8 @@ import pytest
 
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.pipeline.checks.value_fields import MAX_CHANGES, ValueFields, load_fields
 from penstock.spark.pipeline.definition.definition import SourceDefinition
-from penstock.spark.pipeline.run.value_fields import MAX_CHANGES, ValueFields, load_fields
 from penstock.spark.values.json_types import from_ddl
 from tests.spark.buckets import compact
 from tests.spark.lakes import append, rollback, row
@@ -30,7 +30,7 @@ def compare(ddl, paths):
 
 
 def load(source, directory, guard=lambda: None):
-    fields = load_fields(source, directory, guard)
+    fields = load_fields(source, directory, None, guard)
     assert fields is not None
     return fields
 
