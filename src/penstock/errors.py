@@ -29,6 +29,7 @@ Error
   RolledBack                a failover made changes void that a stream had delivered (rollback="fail")
   TransformFailed           a transform of a pipeline raised an exception, or changed more than values
   PositionsChanged          another program has replaced the saved positions that this one was about to replace
+  PositionsLocked           another program has locked the place of saved positions for too long
   WriteLost                 a write was rolled back, or may have been, while its durability was awaited
 ```
 
@@ -43,7 +44,13 @@ from typing import Any, ClassVar
 
 
 class Error(Exception):
-    """The root of the tree."""
+    """The root of the tree.
+
+    Attributes:
+        retriable: nothing was done, and the same call may succeed later.
+    """
+
+    retriable: ClassVar[bool] = False
 
 
 class UsageError(Error):
@@ -141,7 +148,6 @@ class StatusError(Error):
 
     Attributes:
         status: the status in the reply's header.
-        retriable: the same request may succeed later.
         explained: the caller gave a message; without one, the message is the name of the class and the status.
         opaque: the request's opaque, 0 if it is not known.
         vbucket: the request's vbucket, 0 if it is not known.
@@ -149,7 +155,6 @@ class StatusError(Error):
     """
 
     status: int = 0
-    retriable: ClassVar[bool] = False
 
     def __init__(
         self, message: str = "", *, status: int | None = None, opaque: int = 0, vbucket: int = 0, body: bytes = b""
@@ -279,6 +284,20 @@ class AuthenticationStale(StatusError):
     retriable = True
 
 
+class NotInitialized(StatusError):
+    """The node, or its bucket, is not ready yet."""
+
+    status = 0x25
+    retriable = True
+
+
+class BucketPaused(StatusError):
+    """The bucket is paused, and serves later again."""
+
+    status = 0x50
+    retriable = True
+
+
 class OutOfRange(StatusError):
     """A number in the request is out of its range."""
 
@@ -369,6 +388,8 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
         AuthenticationStale,
         OutOfRange,
         AccessDenied,
+        NotInitialized,
+        BucketPaused,
         UnknownCommand,
         OutOfMemory,
         NotSupported,
@@ -381,6 +402,9 @@ STATUS_ERRORS: dict[int, type[StatusError]] = {
     )
 }
 """Status -> the class of its error."""
+
+RETRIABLE_STATUSES = frozenset(status for status, error in STATUS_ERRORS.items() if error.retriable)
+"""Statuses of requests that were not executed, and may succeed later."""
 
 
 def make_status_error(
@@ -454,3 +478,9 @@ class TransformFailed(Error):
 
 class PositionsChanged(Error):
     """Another program has replaced saved positions that this program was about to replace. Nothing was written."""
+
+
+class PositionsLocked(Error):
+    """Another program holds a lock on the place of saved positions. Nothing was written."""
+
+    retriable = True

@@ -22,7 +22,6 @@ from penstock.errors import (
     NoBucket,
     OperationTimeout,
     OrderViolation,
-    StatusError,
     Unreachable,
 )
 
@@ -56,7 +55,7 @@ def is_retriable(error: BaseException, *, has_served: bool) -> bool:
     """
     if isinstance(error, _BUCKET_MISSING):
         return has_served
-    return isinstance(error, _CONNECTION_FAILURES) or (isinstance(error, StatusError) and error.retriable)
+    return isinstance(error, _CONNECTION_FAILURES) or (isinstance(error, Error) and error.retriable)
 
 
 def is_bucket_missing(error: BaseException) -> bool:

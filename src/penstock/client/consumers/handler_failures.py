@@ -8,10 +8,12 @@ import os
 from base64 import b64encode
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from penstock.argument_types import check_arguments
+from penstock.client.finished_work import finish_in_thread
 from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.columns.schema import UNSIGNED64, Change
@@ -101,7 +103,7 @@ class DeadLetterLog:
         """Append a letter. Raises Error if the file cannot be written."""
         line = json.dumps(letter.to_dict(), separators=(",", ":")).encode() + b"\n"
         async with self._lock:
-            await asyncio.to_thread(self._append, line)
+            await finish_in_thread(partial(self._append, line))
 
     def _append(self, line: bytes) -> None:
         try:

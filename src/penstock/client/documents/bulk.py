@@ -32,7 +32,7 @@ from penstock.client.documents.write_requests import OPAQUES, Fault, WriteReques
 from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
-    STATUS_ERRORS,
+    RETRIABLE_STATUSES,
     Error,
     OperationTimeout,
     RemoteProtocolError,
@@ -61,14 +61,6 @@ _UNSENT, _SENT = -2, -3
 
 _PIECE_BYTES = 64 << 10
 """Bytes that are sent at once: enough to make system calls cheap, and few enough for an early first reply."""
-
-_RETRIED_STATUSES = frozenset(
-    (
-        *(status for status, error in STATUS_ERRORS.items() if error.retriable),
-        *(Status.SYNC_WRITE_IN_PROGRESS, Status.SYNC_WRITE_RECOMMIT_IN_PROGRESS, Status.BUCKET_PAUSED),
-    )
-)
-"""Statuses of requests that were not executed, and may succeed later."""
 
 Numbers = npt.NDArray[np.int64]
 
@@ -453,7 +445,7 @@ class _WriteWindow:
             self.status[place] = NO_ANSWER
             self.faults[place] = Fault(NO_ANSWER, "the connection ended before the answer: it may have been written")
         self.failed_at_node = any(ended)
-        refused = np.flatnonzero(np.isin(self.status, [*_RETRIED_STATUSES]))
+        refused = np.flatnonzero(np.isin(self.status, [*RETRIABLE_STATUSES]))
         failure: Exception | None = None
         if len(refused):
             self.has_moved_vbucket = bool((self.status[refused] == Status.NOT_MY_VBUCKET).any())

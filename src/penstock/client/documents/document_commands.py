@@ -40,7 +40,8 @@ class DocumentCommands:
 
     Reading commands and `upsert` are retried when a connection ends, and raise Unreachable after `retry_seconds`. Other
     commands might have been executed, so they are not retried, and raise ConnectionClosed or OperationTimeout. A
-    command that a node refuses because it does not have the vbucket is always retried.
+    command that a node refuses for now is always retried: its StatusError is `retriable`. Reasons are a vbucket that
+    the node does not have, too little memory, or a locked document.
 
     `durability` makes a write wait until a majority of its vbucket's nodes has it. `majority` means in memory,
     `majorityAndPersistActive` also on the active node's disk, `persistToMajority` on their disks. Such a write has

@@ -13,7 +13,7 @@ from penstock.client.documents.mutation_tokens import NewestTokens
 from penstock.client.documents.write_observer import WriteObserver
 from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
-from penstock.errors import NotMyVbucket, NotSupported, UsageError
+from penstock.errors import RETRIABLE_STATUSES, NotSupported, StatusError, UsageError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
@@ -95,8 +95,8 @@ class DocumentRequests:
         Args:
             requests: the requests.
             accept: statuses other than SUCCESS that raise no error.
-            retry: send requests again after a lost connection or a temporary error. Requests that a node refuses
-                because it does not have the vbucket are always sent again.
+            retry: send requests again after a lost connection. Requests that a node has refused for now are
+                always sent again, because it did not execute them.
             prefix_bytes: length of the collection id before each key, which messages omit.
 
         Returns:
@@ -122,20 +122,20 @@ class DocumentRequests:
                 return frames
             for at, frame in zip(left, frames, strict=True):
                 found[at] = frame
-            # NOT_MY_VBUCKET is retried, so any other error is raised first.
-            bad.sort(key=lambda at: frames[at].specific == Status.NOT_MY_VBUCKET)
+            # Temporary refusals are retried, so any other error is raised first.
+            bad.sort(key=lambda at: frames[at].specific in RETRIABLE_STATUSES)
             for at in bad:
                 found[left[at]] = None
             if bad:
                 refused = make_refusal_error(sent[bad[0]], frames[bad[0]], prefix_bytes)
-                if isinstance(refused, NotMyVbucket):
+                if any(frames[at].specific == Status.NOT_MY_VBUCKET for at in bad):
                     self._nodes.invalidate_map()
                 raise refused
             return [frame for frame in found if frame is not None]
 
         if retry:
             return await self._nodes.run_with_retry(attempt)
-        return await self._nodes.run_with_retry(attempt, only=(NotMyVbucket,))
+        return await self._nodes.run_with_retry(attempt, only=(StatusError,))
 
     @property
     def operation_timeout(self) -> float:

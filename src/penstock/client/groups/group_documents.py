@@ -2,25 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.client.documents.document_attributes import OWN_KEYS, AttributeVersion
+from penstock.client.documents.document_attributes import OWN_KEYS
+from penstock.client.positions.owned_attributes import AttributeStore
 
-__all__ = ["AttributeStore", "GroupBucket", "GroupKeys"]
-
-
-class AttributeStore(Protocol):
-    """Versioned attributes of documents, see DocumentAttributes."""
-
-    async def read_many(self, keys: Sequence[str]) -> list[AttributeVersion | None]:
-        """Return attributes in the order of the keys; None for a key without a document."""
-
-    async def write_many(self, items: Mapping[str, AttributeVersion]) -> dict[str, int | None]:
-        """Write attributes; return the new cas by key, None for another version."""
-
-    async def replace_many(self, items: Mapping[str, AttributeVersion]) -> dict[str, int | None]:
-        """Write attributes, and find out whether a write without a reply was executed."""
+__all__ = ["GroupBucket", "GroupKeys"]
 
 
 class GroupBucket(Protocol):

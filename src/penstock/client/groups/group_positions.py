@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.client.documents.document_attributes import AttributeVersion
 from penstock.client.feeds.stream_position import BEGINNING
 from penstock.client.groups.group_documents import GroupBucket, GroupKeys
 from penstock.client.groups.group_state import decode_state
+from penstock.client.positions.owned_attributes import OwnedAttributes
 from penstock.client.positions.position_checks import check_bucket
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
@@ -49,7 +49,7 @@ class GroupPositions(PositionStore):
         self._bucket = bucket
         self._group = group
         self._keys = GroupKeys(group)
-        self._known: dict[int, AttributeVersion] = {}
+        self._attributes = OwnedAttributes(bucket.attributes)
 
     def __str__(self) -> str:
         return f"group:{self._group}"
@@ -62,9 +62,8 @@ class GroupPositions(PositionStore):
         """Return the positions of some vbuckets; None if they have none."""
         keys = {vbucket: self._keys.make_position_key(vbucket) for vbucket in vbuckets}
         merged: SavedPositions | None = None
-        found = await self._bucket.attributes.read_many([*keys.values()])
+        found = await self._attributes.read([*keys.values()])
         for (vbucket, key), version in zip(keys.items(), found, strict=True):
-            self._known.pop(vbucket, None)
             self.claims.pop(vbucket, None)
             if version is None:
                 continue
@@ -74,7 +73,7 @@ class GroupPositions(PositionStore):
             check_bucket(saved, merged.uuid, merged.vbuckets, key)
             by_vbucket = {**merged.by_vbucket, vbucket: saved.by_vbucket.get(vbucket, BEGINNING)}
             merged = replace(merged, by_vbucket=by_vbucket)
-            self._known[vbucket], self.claims[vbucket] = version, _read_claim(saved, key)
+            self.claims[vbucket] = _read_claim(saved, key)
         return merged
 
     async def write(self, saved: SavedPositions) -> None:
@@ -93,37 +92,33 @@ class GroupPositions(PositionStore):
         Returns:
             The vbuckets whose documents have another version, and were not written.
         """
-        new: dict[int, AttributeVersion] = {}
+        keys = {vbucket: self._keys.make_position_key(vbucket) for vbucket in claims}
+        values = {}
         for vbucket, claim in claims.items():
-            known = self._known.get(vbucket, AttributeVersion(b"", 0))
             position = saved.by_vbucket.get(vbucket, BEGINNING)
-            content = encode_positions(replace(saved, by_vbucket={vbucket: position}, notes=claim._asdict()))
-            if content != known.value:
-                new[vbucket] = AttributeVersion(content, known.cas)
-        keys = {vbucket: self._keys.make_position_key(vbucket) for vbucket in new}
-        written = await self._bucket.attributes.replace_many({keys[vb]: each for vb, each in new.items()})
-        refused = set()
-        for vbucket, version in new.items():
-            cas = written[keys[vbucket]]
-            if cas is None:
-                refused.add(vbucket)
-            else:
-                self._known[vbucket], self.claims[vbucket] = version._replace(cas=cas), claims[vbucket]
-        return refused
+            own = replace(saved, by_vbucket={vbucket: position}, notes=claim._asdict())
+            value = encode_positions(own)
+            if not self._attributes.has_value(keys[vbucket], value):
+                values[keys[vbucket]] = value
+        refused = await self._attributes.replace(values)
+        self.claims.update({vbucket: claim for vbucket, claim in claims.items() if keys[vbucket] not in refused})
+        return {vbucket for vbucket, key in keys.items() if key in refused}
 
     async def remove(self) -> None:
         """Remove the positions and the state of the group."""
         state = (await self._bucket.attributes.read_many([self._keys.state]))[0]
         vbuckets = self._bucket.vbuckets
+        positions = [*map(self._keys.make_position_key, range(vbuckets))]
         members = () if state is None else decode_state(state.value, vbuckets, self._keys.state).members
         await self._bucket.remove_many(
             [
-                *map(self._keys.make_position_key, range(vbuckets)),
+                *positions,
                 *map(self._keys.make_member_key, members),
                 self._keys.state,
             ]
         )
-        self._known, self.claims = {}, {}
+        self._attributes.forget(positions)
+        self.claims = {}
 
 
 def _read_claim(saved: SavedPositions, place: str) -> Claim:

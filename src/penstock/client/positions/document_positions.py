@@ -5,8 +5,9 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.argument_types import check_arguments
-from penstock.client.documents.document_attributes import OWN_KEYS, AttributeVersion
+from penstock.client.documents.document_attributes import OWN_KEYS
 from penstock.client.documents.document_commands import DocumentCommands
+from penstock.client.positions.owned_attributes import OwnedAttributes
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.errors import KeyNotFound, PositionsChanged
@@ -30,30 +31,23 @@ class DocumentPositions(PositionStore):
         self.name = name
         self._bucket = bucket
         self._key = f"{OWN_KEYS}positions:{name}"
-        self._cas = 0
+        self._attributes = OwnedAttributes(bucket.attributes)
 
     def __str__(self) -> str:
         return f"document:{self.name}"
 
     async def read(self) -> SavedPositions | None:
         """Return the positions in the document; None if there is no document."""
-        found = await self._read_version()
-        self._cas = 0 if found is None else found.cas
+        found = (await self._attributes.read([self._key]))[0]
         return None if found is None else decode_positions(found.value, str(self))
 
     async def write(self, saved: SavedPositions) -> None:
         """Replace the version of the document that this object knows. Raises PositionsChanged for another version."""
-        new = AttributeVersion(encode_positions(saved), self._cas)
-        cas = (await self._bucket.attributes.replace_many({self._key: new}))[self._key]
-        if cas is None:
+        if await self._attributes.replace({self._key: encode_positions(saved)}):
             raise PositionsChanged(f"{self}: another consumer or command has changed the positions")
-        self._cas = cas
 
     async def remove(self) -> None:
         """Remove the document, if it exists."""
         with suppress(KeyNotFound):
             await self._bucket.remove(self._key)
-        self._cas = 0
-
-    async def _read_version(self) -> AttributeVersion | None:
-        return (await self._bucket.attributes.read_many([self._key]))[0]
+        self._attributes.forget([self._key])

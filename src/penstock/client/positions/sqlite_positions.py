@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import sqlite3
 from collections.abc import Callable
 from contextlib import closing
@@ -10,9 +9,10 @@ from pathlib import Path
 from typing import TypeVar
 
 from penstock.argument_types import check_arguments
+from penstock.client.finished_work import finish_in_thread
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
-from penstock.errors import Error
+from penstock.errors import Error, PositionsLocked
 
 __all__ = ["SqlitePositions", "list_sqlite_names"]
 
@@ -21,6 +21,8 @@ T = TypeVar("T")
 _CREATE = "CREATE TABLE IF NOT EXISTS penstock_positions (name TEXT PRIMARY KEY, saved TEXT NOT NULL)"
 _BUSY_SECONDS = 10.0
 """Seconds that a statement waits for another program's lock on the database."""
+
+_LOCKED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED)
 
 
 @check_arguments
@@ -65,7 +67,12 @@ async def list_sqlite_names(path: Path | str) -> list[str]:
 
 
 async def _run_in_database(path: Path, action: Callable[[sqlite3.Connection], T]) -> T:
-    """Return the result of an action in a transaction of its own. Raises Error if SQLite refuses."""
+    """Return the result of an action in a transaction of its own.
+
+    Raises:
+        PositionsLocked: another program has locked the database for longer than _BUSY_SECONDS.
+        Error: SQLite refuses for another reason.
+    """
 
     def run() -> T:
         with closing(sqlite3.connect(path, timeout=_BUSY_SECONDS)) as database:
@@ -75,6 +82,9 @@ async def _run_in_database(path: Path, action: Callable[[sqlite3.Connection], T]
                 return action(database)
 
     try:
-        return await asyncio.to_thread(run)
+        return await finish_in_thread(run)
     except sqlite3.Error as error:
-        raise Error(f"{path}: SQLite reports {error}, expected a database for positions") from error
+        text = f"{path}: SQLite reports {error}"
+        if getattr(error, "sqlite_errorcode", 0) & 0xFF in _LOCKED or "locked" in str(error):
+            raise PositionsLocked(text) from error
+        raise Error(f"{text}, expected a database for positions") from error

@@ -20,7 +20,7 @@ from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.further_sessions import FurtherSessions
 from penstock.client.topology.missing_vbuckets import make_not_served_error
-from penstock.errors import AuthenticationStale, Error, NoBucket, RemoteProtocolError
+from penstock.errors import AuthenticationStale, Error, NoBucket, NotInitialized, RemoteProtocolError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 
@@ -96,7 +96,7 @@ class Nodes:
         async def attempt_again() -> T:
             try:
                 return await attempt()
-            except (NoBucket, AuthenticationStale):
+            except (NoBucket, NotInitialized, AuthenticationStale):
                 await self.close()  # these connections have lost their bucket, or their login, for good
                 raise
 
