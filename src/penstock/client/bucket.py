@@ -21,7 +21,8 @@ from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position
 from penstock.client.login.credentials import TokenSource, resolve_login
-from penstock.client.streams.change_stream import ChangeStream, RollbackMitigation
+from penstock.client.streams.change_stream import ChangeStream
+from penstock.client.streams.delivery_reader import RollbackMitigation
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.persistence_gate import PersistenceGate
 from penstock.client.streams.selection_check import check_selection
@@ -35,7 +36,6 @@ from penstock.client.streams.stream_choice import (
     choose_rollback,
     choose_targets,
     make_tap_feed,
-    resumes,
 )
 from penstock.client.streams.time_search import find_positions_at
 from penstock.client.topology.node_reports import NodeReports
@@ -215,7 +215,7 @@ class Bucket(DocumentCommands):
 
         Raises:
             UsageError: an argument is invalid, or names a vbucket that the bucket does not have.
-            NoSuchCollection: the bucket does not have a selected scope or collection, and no position is above 0.
+            NoSuchCollection: the bucket does not have a selected scope or collection, and `start` is not positions.
         """
         if stop is not None and stop != "now" and not isinstance(stop, Mapping):
             raise UsageError(f"stop is {stop!r}, expected None, 'now' or seqnos by vbucket")
@@ -224,7 +224,7 @@ class Bucket(DocumentCommands):
         content = choose_content(options, defaults, dialect)
         is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
-        if content.selection is not None and not content.selection.is_everything and not resumes(start):
+        if content.selection is not None and not content.selection.is_everything and not isinstance(start, Mapping):
             await check_selection(self._nodes, self.address, content.selection)
         if isinstance(start, datetime) and dialect is not Dialect.TAP:
             open_keys = partial(self.stream, "beginning", protocol="dcp", values=False)

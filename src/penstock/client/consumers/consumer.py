@@ -12,20 +12,21 @@ import pyarrow as pa
 from penstock.argument_types import check_arguments
 from penstock.client.bucket import Bucket
 from penstock.client.consumers.commit_policy import CommitPolicy
+from penstock.client.consumers.committer import Committer
 from penstock.client.consumers.delivery_span import start_delivery_span
-from penstock.client.consumers.delivery_wait import wait_for_delivery
-from penstock.client.consumers.handled_stream import HandledStream
 from penstock.client.consumers.handler_failures import DeadLetterSink, HandlerRetry
-from penstock.client.consumers.handler_run import Handler, HandlerRun
+from penstock.client.consumers.handlers import Handler, HandlerRun
 from penstock.client.consumers.hidden_changes import HiddenChanges
-from penstock.client.consumers.position_committer import PositionCommitter
+from penstock.client.consumers.intake import Intake
 from penstock.client.consumers.sharing_check import check_sharing
 from penstock.client.feeds.resume_policy import RollbackPolicy
 from penstock.client.feeds.stream_position import Position
+from penstock.client.finished_work import finish_within
 from penstock.client.groups.shared_stream import SharedStream
 from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.client.positions.server_checks import check_positions
+from penstock.client.resumed_items import ResumedItems
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.consumer_reporter import ConsumerReporter, ReportedState
 from penstock.client.signals.served_reports import serve_reports
@@ -35,12 +36,10 @@ from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
     FirstStart,
-    Start,
     Stop,
     choose_dialect,
     choose_rollback,
 )
-from penstock.client.tracing.tracer import end_with_block
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
@@ -49,6 +48,9 @@ if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
 __all__ = ["Consumer"]
+
+_CLOSE_SECONDS = 5.0
+"""The longest time in which a cancelled caller ends its commit, and leaves its group."""
 
 
 @check_arguments
@@ -59,6 +61,9 @@ class Consumer:
             async with Consumer(bucket, FilePositions("beer.json")) as consumer:
                 async for change in consumer.changes():
                     print(change.key)
+
+    A caller may be cancelled at any time, such as by `asyncio.timeout` around a loop that polls. A later call goes on
+    after the last change that it got: nothing is lost, and a commit that has begun goes on.
 
     A change is processed when the caller requests the next one. The policy commits processed changes by count and by
     time. `commit()` also counts the change, or the batch, that the caller has at that moment. After a crash, exactly
@@ -134,10 +139,12 @@ class Consumer:
         self.metrics_port = metrics_port
         self._meter = meter
         self._stream: ChangeStream | SharedStream | None = None
+        self._intake: Intake | None = None
         self._start_span = partial(start_delivery_span, bucket.address.bucket, group)
         self._reporter = ConsumerReporter(bucket, self._read_state)
         self._served = AsyncExitStack()
-        self._committer = PositionCommitter(
+        self._committer = Committer(
+            bucket.address,
             commit or CommitPolicy(),
             self._write_positions,
             lambda: "" if self._stream is None else self._stream.bucket_uuid,
@@ -185,7 +192,7 @@ class Consumer:
         try:
             await self._open_stream()
         except BaseException:
-            await self._served.aclose()
+            await self.close()
             raise
 
     async def _open_stream(self) -> None:
@@ -208,7 +215,7 @@ class Consumer:
             before_change=self._committer.commit_before_change,
             after_change=self._committer.begin_share,
         )
-        self._stream = stream
+        self._stream, self._intake = stream, Intake(stream, self._committer, self._hidden, self._start_span)
         await stream.open()
 
     async def _open_alone(self, store: PositionStore) -> None:
@@ -216,43 +223,40 @@ class Consumer:
         if saved is not None:
             await check_positions(self._bucket, saved, str(store))
         start = self._start if saved is None else saved.by_vbucket
-        self._stream = await self._start_stream(start)
-        self._committer.begin(saved or self._committer.saved, self._stream.positions)
+        share = self._share
+        vbuckets = self._vbuckets if share is None else range(share[0], self._committer.saved.vbuckets, share[1])
+        stream = await self._bucket.stream(start, self._stop, vbuckets, **self._options)
+        self._stream, self._intake = stream, Intake(stream, self._committer, self._hidden, self._start_span)
+        self._committer.begin(saved or self._committer.saved, stream.positions)
         if saved is None and self._start != "beginning":
             await self.commit()  # a crash before the first commit must not skip the changes until the restart
 
     async def close(self) -> None:
-        """Close the stream, without a commit."""
-        await self._served.aclose()
-        if self._stream is not None:
-            await self._stream.close()
+        """Close the stream, without a commit. If the caller is cancelled, this still takes up to five seconds."""
+        await finish_within(_CLOSE_SECONDS, self._close())
+
+    async def _close(self) -> None:
+        try:
+            await self._served.aclose()
+            await self._committer.settle()
+        finally:
+            if self._stream is not None:
+                await self._stream.close()
 
     async def commit(self) -> None:
-        """Save the positions after the change or the batch that the caller has now. Concurrent commits wait."""
+        """Save the positions after the change or the batch that the caller has now. Concurrent commits wait.
+
+        If the caller is cancelled, the commit goes on.
+        """
         await self._committer.commit()
 
-    async def changes(self) -> AsyncGenerator[Change, None]:
-        """Yield changes as objects. A later call goes on after the last change that this one has yielded."""
-        stream, committer = await self._continue_stream(), self._committer
-        while (delivery := await wait_for_delivery(stream, committer)) is not None:
-            with end_with_block(self._start_span(delivery)):
-                for change in delivery.changes:
-                    committer.progress.hand_out(1)
-                    if not self._hidden.includes(change):
-                        yield change
-                        committer.progress.count_processed(1)
-                        await committer.commit_if_due()
+    def changes(self) -> AsyncGenerator[Change, None]:
+        """Return the changes as objects. A later call goes on after the last change that this one has handed out."""
+        return ResumedItems(self._find_intake().hand_out_changes)
 
-    async def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
-        """Yield changes as pyarrow.RecordBatch with CHANGE_SCHEMA."""
-        stream, committer = await self._continue_stream(), self._committer
-        while (delivery := await wait_for_delivery(stream, committer)) is not None:
-            batch = self._hidden.remove_from(delivery.batch)
-            committer.progress.hand_out(len(delivery.batch))
-            if batch.num_rows:
-                with end_with_block(self._start_span(delivery)):
-                    yield batch
-                committer.progress.count_processed(batch.num_rows)
+    def batches(self) -> AsyncGenerator[pa.RecordBatch, None]:
+        """Return the changes as pyarrow.RecordBatch with CHANGE_SCHEMA, and go on as `changes` does."""
+        return ResumedItems(self._find_intake().hand_out_batches)
 
     async def handle(
         self,
@@ -279,33 +283,22 @@ class Consumer:
         Raises:
             UsageError: the concurrency is below 1, or the consumer is not open.
         """
-        source = HandledStream(await self._continue_stream(), self._committer, self._start_span)
-        retry = retry or HandlerRetry()
+        intake = self._find_intake()
+        await intake.resume()
         run = HandlerRun(
-            source, handler, concurrency=concurrency, retry=retry, dead_letters=dead_letters, hidden=self._hidden
+            intake,
+            self._committer,
+            handler,
+            concurrency=concurrency,
+            retry=retry or HandlerRetry(),
+            dead_letters=dead_letters,
         )
         await run.run()
 
-    async def _continue_stream(self) -> ChangeStream | SharedStream:
-        """Return the stream. It starts again if an earlier call has ended before all its changes were processed."""
-        stream, progress = self._stream, self._committer.progress
-        if stream is None:
+    def _find_intake(self) -> Intake:
+        if self._intake is None:
             raise UsageError("the consumer is not open; use it as `async with Consumer(...) as consumer`")
-        if progress.is_within_delivery:
-            progress.drop_delivery()
-            if isinstance(stream, SharedStream):
-                await stream.rewind(progress.find_positions())
-            else:
-                await stream.close()
-                self._stream = await self._start_stream(progress.find_positions())
-                self._stream.counts.continue_from(stream.counts)
-                return self._stream
-        return stream
-
-    async def _start_stream(self, start: Start) -> ChangeStream:
-        share = self._share
-        vbuckets = self._vbuckets if share is None else range(share[0], self._committer.saved.vbuckets, share[1])
-        return await self._bucket.stream(start, self._stop, vbuckets, **self._options)
+        return self._intake
 
     def _read_state(self) -> ReportedState:
         if self._stream is None:

@@ -70,6 +70,12 @@ class GroupMember:
         """Whether the member should give away or claim vbuckets."""
         return self._find_wanted() != self.held
 
+    @property
+    def has_lost(self) -> bool:
+        """Whether others have taken over vbuckets that the member holds."""
+        shares = ((self.state.shares[vbucket], token) for vbucket, token in self.held.items())
+        return any((share.owner, share.token) != (self.name, token) for share, token in shares)
+
     def _find_wanted(self) -> dict[int, int]:
         tokens = self.state.find_tokens(self.name)
         return {vb: token for vb, token in tokens.items() if token > self._refused.get(vb, -1)}

@@ -7,7 +7,6 @@ import logging
 import os
 import secrets
 import socket
-from contextlib import suppress
 
 from penstock.client.groups.group_documents import GroupBucket
 from penstock.client.groups.group_member import GroupMember
@@ -65,10 +64,9 @@ class GroupSession:
         """Stop to beat, and leave the group. If that fails, the other members take over after the lease."""
         if self._task is None:
             return
-        self._task.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._task
-        self._task = None
+        task, self._task = self._task, None
+        task.cancel()
+        await asyncio.wait([task])
         try:
             async with self._lock:
                 await self.member.leave()
@@ -87,8 +85,17 @@ class GroupSession:
         """Beat if the lease may have ended, as after a pause of the process. Raises the error that ended the beats."""
         if self._failure is not None:
             raise self._failure
-        if asyncio.get_running_loop().time() - self._beaten_at > self._lease_seconds:
+        if self._may_be_dead:
             await self.beat()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the member still has its share, as far as it can know without a request."""
+        return not self.changed.is_set() and not self._may_be_dead
+
+    @property
+    def _may_be_dead(self) -> bool:
+        return asyncio.get_running_loop().time() - self._beaten_at > self._lease_seconds
 
     def update_changed(self) -> None:
         """Set or clear `changed`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 from penstock.client.bucket import Bucket
 from penstock.client.feeds.deliveries import Delivery
@@ -57,19 +58,18 @@ class SharedStream:
         self._session = GroupSession(bucket, group, lease_seconds)
         self.counts = StreamCounts()
         self._stream: ChangeStream | None = None
-        self._coming: asyncio.Task[Delivery | None] | None = None
+        self._coming: asyncio.Task[None] | None = None
+        """Ends when the stream has a delivery, and the share has not changed."""
         self._positions: dict[int, Position] = {}
         self._unprocessed: list[Delivery] = []
-        """Deliveries that the caller has got in advance, and has not acknowledged."""
+        """Deliveries that the caller has, and has not acknowledged."""
         self._processed = asyncio.Event()
         self._is_closed = False
 
     @property
     def positions(self) -> dict[int, Position]:
         """The positions of the share after the deliveries that the caller has got."""
-        if self._stream is not None and self._coming is not None and not self._coming.done():
-            return dict(self._stream.positions)  # it may have moved without a change
-        return dict(self._positions)
+        return dict(self._positions if self._stream is None else self._stream.positions)
 
     @property
     def bucket_uuid(self) -> str:
@@ -98,8 +98,10 @@ class SharedStream:
     async def close(self) -> None:
         """Close the stream, and leave the group. The caller commits before."""
         self._is_closed = True
-        await self._close_stream()
-        await self._session.close()
+        try:
+            await self._stop()
+        finally:
+            await self._session.close()
 
     async def commit(self, saved: SavedPositions) -> None:
         """Save the positions of the share. Vbuckets that another member has claimed are left out, and are lost."""
@@ -108,12 +110,65 @@ class SharedStream:
         finally:
             self._session.update_changed()
 
-    async def next_delivery(self, *, is_ahead: bool = False) -> Delivery | None:
-        """Return the next delivery of the share; None after `close`. Raises the errors of ChangeStream and Consumer.
+    def expect_delivery(self) -> asyncio.Future[None]:
+        """Return a future that is done once `hand_out` has a delivery: the same one, unless the share changes."""
+        coming, is_current = self._coming, self._is_closed or self._session.is_current
+        if coming is None or (coming.done() and not is_current and coming.exception() is None):
+            # Changes that arrived before the share changed come again in the next stream, if it still has them.
+            coming = self._coming = asyncio.create_task(self._prepare_delivery())
+        return coming
 
-        Args:
-            is_ahead: as in ChangeStream. Before the share changes, this call waits until `acknowledge` was called for
-                each earlier delivery.
+    def hand_out(self) -> Delivery | None:
+        """Return the delivery after `expect_delivery` is done; None after `close`.
+
+        The caller acknowledges it later. Raises the errors of ChangeStream and Consumer.
+        """
+        coming, self._coming = self._coming, None
+        assert coming is not None
+        if self._is_closed or coming.cancelled():
+            return None
+        coming.result()
+        assert self._stream is not None
+        delivery = self._stream.hand_out()
+        if delivery is None:
+            self._is_closed = True
+        else:
+            self._unprocessed.append(delivery)
+        return delivery
+
+    def acknowledge(self, delivery: Delivery) -> None:
+        """Acknowledge a delivery that the caller has processed."""
+        self._unprocessed = [each for each in self._unprocessed if each is not delivery]
+        self._processed.set()
+        if self._stream is not None:
+            self._stream.acknowledge(delivery)
+
+    async def find_lost_share(self) -> bool:
+        """Return whether others have taken over vbuckets that this member has not given away, as after a pause."""
+        await self._session.refresh()
+        return self._session.member.has_lost
+
+    async def rewind(self, positions: Mapping[int, Position]) -> None:
+        """Go back to positions: the caller does not process the deliveries after them, which come again."""
+        self._unprocessed.clear()
+        self._positions.update(positions)
+        await self._stop()
+
+    async def _stop(self) -> None:
+        """Close the stream, and stop to wait for its next delivery."""
+        (coming, self._coming), (stream, self._stream) = (self._coming, None), (self._stream, None)
+        if coming is not None:
+            coming.cancel()
+        if stream is not None:
+            await stream.close()
+        if coming is not None:
+            await asyncio.wait([coming])
+
+    async def _prepare_delivery(self) -> None:
+        """Wait until the stream of the share has a delivery, and follow the share.
+
+        Before the share changes, this waits until each earlier delivery is acknowledged. It goes on if the caller is
+        cancelled: a claim whose answer is lost would leave a vbucket without a position.
         """
         while not self._is_closed:
             await self._session.refresh()
@@ -124,55 +179,35 @@ class SharedStream:
                 await self._change_share()
             elif stream is None:
                 await self._session.changed.wait()
-            elif delivery := await self._await_delivery(stream, is_ahead=is_ahead):
-                # Nothing is awaited until the caller has the delivery: else it could commit these positions before.
-                self._positions = dict(stream.positions)
-                self._unprocessed += [delivery] if is_ahead else []
-                return delivery
-        return None
-
-    def acknowledge(self, delivery: Delivery) -> None:
-        """Acknowledge a delivery that the caller has got in advance, and has processed."""
-        self._unprocessed = [each for each in self._unprocessed if each is not delivery]
-        self._processed.set()
-        if self._stream is not None:
-            self._stream.acknowledge(delivery)
-
-    async def rewind(self, positions: Mapping[int, Position]) -> None:
-        """Go back to positions: the caller does not process the deliveries after them, which come again."""
-        self._unprocessed.clear()
-        await self._close_stream()
-        self._positions.update(positions)
+            elif await self._await_delivery(stream):
+                return
 
     async def _wait_until_processed(self) -> None:
         while self._unprocessed:
             self._processed.clear()
             await self._processed.wait()
 
-    async def _await_delivery(self, stream: ChangeStream, *, is_ahead: bool) -> Delivery | None:
-        """Return the next delivery; None if the share has changed before."""
-        coming = self._coming = asyncio.create_task(stream.next_delivery(is_ahead=is_ahead))
+    async def _await_delivery(self, stream: ChangeStream) -> bool:
+        """Return whether the stream has a delivery, and the share has not changed before."""
+        coming = stream.expect_delivery()
         share_change = asyncio.create_task(self._session.changed.wait())
+        waited: list[asyncio.Future[Any]] = [coming, share_change]
         try:
-            await asyncio.wait([coming, share_change], return_when=asyncio.FIRST_COMPLETED)
-            if coming.done():
-                delivery = coming.result()
-                # After a pause of the process, other members may have claimed the vbuckets of this delivery.
-                await self._session.refresh()
-                if self._session.changed.is_set():
-                    return None  # its changes come again in the next stream, if the share still has them
-                self._is_closed = delivery is None
-                return delivery
-            self._positions = dict(stream.positions)
-            return None
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            coming.cancel()
             share_change.cancel()
-            await asyncio.gather(coming, share_change, return_exceptions=True)
+            await asyncio.gather(share_change, return_exceptions=True)
+        if coming.done():
+            # After a pause of the process, other members may have claimed the vbuckets of this delivery.
+            await self._session.refresh()
+        return coming.done() and not self._session.changed.is_set()
 
     async def _change_share(self) -> None:
         """Hand over, claim, and start a stream of the new share."""
-        await self._close_stream()
+        if self._stream is not None:
+            stream, self._stream = self._stream, None
+            self._positions = dict(stream.positions)
+            await stream.close()
         member = self._session.member
         member.drop_lost()
         await self._session.beat()
@@ -186,13 +221,9 @@ class SharedStream:
             self.counts = self._stream.counts
         self._session.update_changed()
 
-    async def _close_stream(self) -> None:
-        if self._stream is not None:
-            await self._stream.close()
-            self._stream = None
-
     async def _find_start(self, saved: SavedPositions | None, absent: Sequence[int]) -> SavedPositions:
         """Check saved positions; add those of vbuckets without one."""
+        is_first = saved is None
         if saved is None:
             found = await self._bucket.cluster()
             saved = SavedPositions(
@@ -200,7 +231,8 @@ class SharedStream:
             )
         else:
             await check_positions(self._bucket, saved, f"group:{self._group}")
-        if self._start == "beginning" or not absent:
+        if not absent or (self._start == "beginning" and not is_first):
             return saved
+        # At the first start of the group, this also checks whether the selected collections exist.
         first = await self._bucket.stream(self._start, None, absent, **self._options)
         return replace(saved, by_vbucket={**saved.by_vbucket, **first.positions})

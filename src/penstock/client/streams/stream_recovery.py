@@ -165,6 +165,7 @@ class StreamRecovery:
         self.is_closed = True
         self._connections.log_drops(at_once=True)
         self._connections.wake.set()
+        self._connections.fail_all()  # before `await`: a caller that is cancelled leaves no connection open
         await self.cancel_attempt()
         await self._drop_all()
 

@@ -9,14 +9,14 @@ from collections import deque
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
-from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
-from penstock.client.consumers.handled_stream import HandledStream
+from penstock.client.consumers.committer import Committer
 from penstock.client.consumers.handler_failures import DeadLetter, DeadLetterSink, HandlerRetry
 from penstock.client.consumers.handler_schedule import HandlerJob, HandlerSchedule
-from penstock.client.consumers.hidden_changes import HiddenChanges
-from penstock.client.feeds.deliveries import Delivery
+from penstock.client.consumers.intake import Intake
+from penstock.client.consumers.progress import TakenDelivery
 from penstock.client.tracing.tracer import WorkSpan
 from penstock.errors import Error, UsageError
 from penstock.wire.columns.schema import Change
@@ -29,31 +29,16 @@ Handler = Callable[[Change], Awaitable[None] | None]
 """Processes one change: an async function, or a plain function, which runs in a thread."""
 
 
-@dataclass(slots=True)
-class _OpenDelivery:
-    """An unfinished delivery.
-
-    Attributes:
-        delivery: the delivery.
-        left: the number of changes at its end that are unfinished.
-        span: its span.
-    """
-
-    delivery: Delivery
-    left: int
-    span: WorkSpan
-
-
 class HandlerRun:
-    """Calls a handler for all changes of a source until the source ends.
+    """Calls a handler for all changes until the stream ends.
 
     Args:
-        source: the deliveries.
+        intake: takes the deliveries, also before earlier ones are finished, and keeps those that are not.
+        committer: commits the positions before the oldest unfinished change.
         handler: processes one change.
         concurrency: the number of handlers at a time.
         retry: the attempts for a change.
         dead_letters: receives the changes of failed handlers; None: the run ends with the handler's error.
-        hidden: the changes that the handler does not get.
 
     Raises:
         UsageError: the concurrency is below 1.
@@ -61,25 +46,25 @@ class HandlerRun:
 
     def __init__(
         self,
-        source: HandledStream,
+        intake: Intake,
+        committer: Committer,
         handler: Handler,
         *,
         concurrency: int,
         retry: HandlerRetry,
         dead_letters: DeadLetterSink | None,
-        hidden: HiddenChanges,
     ) -> None:
         if concurrency < 1:
             raise UsageError(f"concurrency is {concurrency!r}, expected 1 or more")
-        self._source = source
+        self._intake = intake
+        self._committer = committer
         self._handler = handler
         self._retry = retry
         self._dead_letters = dead_letters
-        self._hidden = hidden
         self._schedule = HandlerSchedule(concurrency)
         self._jobs: dict[asyncio.Task[None], HandlerJob] = {}
-        self._open: deque[_OpenDelivery] = deque()
-        """Unfinished deliveries; the oldest is first."""
+        self._spans: deque[WorkSpan] = deque()
+        """The spans of the unfinished deliveries; the oldest is first."""
         self._is_async = inspect.iscoroutinefunction(handler) or inspect.iscoroutinefunction(
             getattr(handler, "__call__", None)  # noqa: B004 - an object with an async __call__ is a handler too
         )
@@ -87,86 +72,89 @@ class HandlerRun:
 
     async def run(self) -> None:
         """Process all changes. An error ends the handlers that still run; their changes are unfinished."""
-        coming: asyncio.Task[None] | None = None
-        has_ended = False
-
-        async def take() -> None:
-            nonlocal has_ended
-            delivery = await self._source.take_ahead()
-            has_ended = delivery is None
-            if delivery is not None:
-                self._add(delivery)
-
+        intake, has_ended = self._intake, False
         try:
+            for taken in intake.progress.unprocessed:  # by an earlier call, which did not finish them
+                self._add(taken)
+            self._record_progress()
             while not has_ended or self._schedule.unfinished:
-                if coming is None and not has_ended and self._schedule.has_room:
-                    coming = asyncio.create_task(take())
-                for job in self._schedule.start_due():
-                    task = asyncio.create_task(self._process(job), context=job.span.make_context())
-                    self._jobs[task] = job
-                await self._source.wait_or_commit({*self._jobs, *((coming,) if coming else ())})
+                is_taking = not has_ended and self._schedule.has_room
+                self._start_due()
+                await self._wait(is_taking=is_taking)
+                coming = intake.expect_delivery() if is_taking else None
                 if coming is not None and coming.done():
-                    await coming
-                    coming = None
+                    has_ended = intake.take() is None
+                    if not has_ended:
+                        self._add(intake.progress.unprocessed[-1])
                 self._finish_ended()
         except Exception as error:
             self._end_spans(error)
             raise
         finally:
             self._end_spans()
-            left = [*self._jobs, *((coming,) if coming else ())]
-            for task in left:
+            for task in self._jobs:
                 task.cancel()
-            await asyncio.gather(*left, return_exceptions=True)
+            await asyncio.gather(*self._jobs, return_exceptions=True)
+            self._record_ended()
             self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _add(self, delivery: Delivery) -> None:
-        changes = delivery.changes
-        opened = _OpenDelivery(delivery, len(changes), self._source.start_span(delivery))
-        self._open.append(opened)
-        if len(self._open) == 1:
-            self._source.begin_delivery(delivery)
-        self._schedule.add(changes, opened.span)
-        self._record_progress()
+    async def _wait(self, *, is_taking: bool) -> None:
+        """Wait until a handler ends, a delivery arrives or a commit is due, and commit if it is."""
+        tasks: set[asyncio.Future[Any]] = {*self._jobs}
+        if is_taking:
+            tasks.add(self._intake.expect_delivery())
+        await self._committer.wait(tasks, self._intake.note_positions)
+        await self._committer.commit_if_due()
+
+    def _start_due(self) -> None:
+        for job in self._schedule.start_due():
+            task = asyncio.create_task(self._process(job), context=job.span.make_context())
+            self._jobs[task] = job
+
+    def _add(self, taken: TakenDelivery) -> None:
+        """Add the unfinished changes of a delivery."""
+        progress, span = self._intake.progress, self._intake.start_span(taken.delivery)
+        self._spans.append(span)
+        left = progress.left if taken is progress.oldest else len(taken.changes)
+        self._schedule.add(taken.changes[len(taken.changes) - left :], span)
 
     def _finish_ended(self) -> None:
-        """Finish the jobs whose tasks have ended. Raises the first error, after finishing all successful jobs."""
+        """Record the changes whose handlers have ended. Raises the first error, after recording all successes."""
+        if failure := self._record_ended():
+            raise failure
+
+    def _record_ended(self) -> BaseException | None:
+        """Record the changes whose handlers have ended, and return the first error."""
         failure: BaseException | None = None
         for task in [task for task in self._jobs if task.done()]:
             job = self._jobs.pop(task)
-            error = task.exception()
+            error = asyncio.CancelledError() if task.cancelled() else task.exception()
             failure = failure or error
             if error is None:
                 self._schedule.finish(job)
         self._record_progress()
-        if failure is not None:
-            raise failure
+        return failure
 
     def _record_progress(self) -> None:
-        """Report the changes up to the oldest unfinished one."""
-        finished = self._schedule.take_finished()
-        while self._open:
-            oldest = self._open[0]
-            count = min(finished, oldest.left)
+        """Record the changes up to the oldest unfinished one."""
+        intake, finished = self._intake, self._schedule.take_finished()
+        while intake.progress.oldest is not None:
+            count = min(finished, intake.progress.left)
             finished -= count
-            self._source.count_finished(count)
-            oldest.left -= count
-            if oldest.left:
+            intake.progress.count_finished(count)
+            if intake.progress.has_rest:
                 return
-            self._open.popleft()
-            self._source.finish_delivery(oldest.delivery)
-            oldest.span.end()
-            if self._open:
-                self._source.begin_delivery(self._open[0].delivery)
+            intake.finish_oldest()
+            self._spans.popleft().end()
 
     def _end_spans(self, error: Exception | None = None) -> None:
         """End the spans of unfinished deliveries. OpenTelemetry ignores the second end of a span."""
-        for each in self._open:
-            each.span.end(error)
+        for span in self._spans:
+            span.end(error)
 
     async def _process(self, job: HandlerJob) -> None:
         change = job.change
-        if self._hidden.includes(change):
+        if self._intake.hidden.includes(change):
             return
         failures = 0
         while True:
