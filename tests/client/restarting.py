@@ -67,6 +67,6 @@ class InterruptingServer(OldServer):
 
     def answer(self, frame):
         if frame.opcode == Opcode.DCP_STREAM_REQ and self.interrupt is not None:
-            interrupt, self.interrupt = self.interrupt, None
-            interrupt()
+            self.interrupt()
+            self.interrupt = None
         return super().answer(frame)

@@ -12,14 +12,14 @@ import penstock
 from penstock import Node
 from penstock.client.consumers.consumer import Consumer
 from penstock.client.positions.file_positions import FilePositions
-from penstock.errors import KeyNotFound, NoSuchCollection
+from penstock.errors import KeyNotFound, NoSuchCollection, UnknownCollection
 from penstock.wire.columns.schema import Event
 from tests.client.peer import in_loop
 from tests.client.restarting import InterruptingServer
 from tests.client.test_collections import change
 from tests.examples import scaled
 from tests.patience import PATIENCE
-from tests.waiting import wait_until
+from tests.waiting import pass_turns, wait_until
 
 VBUCKETS = 4
 NAMES = ["s.c", "s.d"]
@@ -172,6 +172,47 @@ async def test_collection_is_dropped_before_the_stream_request(node, store, drop
             server.interrupt = interrupt
             found = {row.key async for row in bucket.changes(stop="now", collections=NAMES) if row.key}
             assert found == {b"s.c-new", b"s.d-new", *[key.encode() for key in kept]}
+
+
+@pytest.mark.parametrize("is_group", [False, True])
+@in_loop
+async def test_start_at_positions_waits_for_a_dropped_collection(node, store, is_group):
+    """Also at positions that have not passed any change, and each time that the share of a member changes."""
+    place = {"group": "g"} if is_group else {"store": store}
+    async with penstock.connect(node.url("beer")) as bucket:
+        async with Consumer(bucket, **place, collections=NAMES) as consumer:
+            await consumer.commit()
+        drop(node, "c")
+        async with Consumer(bucket, **place, collections=NAMES) as consumer, aclosing(consumer.changes()) as changes:
+            await write(bucket, "s.d", "d")
+            assert await read_until(changes, "d") == ["d"]
+            create(node, "c")
+            await write(bucket, "s.c", "new")
+            assert await read_until(changes, "new") == ["new"]
+
+
+@in_loop
+async def test_first_start_of_a_group_needs_the_collections(node):
+    async with penstock.connect(node.url("beer")) as bucket:
+        with pytest.raises(NoSuchCollection, match=r"has no collection 's\.never'"):
+            await Consumer(bucket, group="g", collections=["s.never"]).open()
+
+
+@in_loop
+async def test_write_waits_for_a_collection_that_is_created_again(node):
+    """Its name is unknown for a moment. A name that never had an id is an error at once."""
+    url = f"{node.url('beer')}?operationTimeout={PATIENCE:g}"
+    async with penstock.connect(url) as bucket:
+        await write(bucket, "s.c", "old")
+        drop(node, "c")
+        writing = asyncio.create_task(write(bucket, "s.c", "new"))
+        await pass_turns(50)
+        assert not writing.done()
+        create(node, "c")
+        await writing
+        assert (await bucket.get("new", collection="s.c")).value == b"1"
+        with pytest.raises(UnknownCollection):
+            await write(bucket, "s.never", "new")
 
 
 # Any schedule

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from penstock.client.connect.address import Address
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import RemoteProtocolError, UnknownCollection, UnknownScope, UsageError
@@ -13,13 +15,22 @@ from penstock.wire.values.collection_key import DEFAULT_PREFIX, pack_collection_
 __all__ = ["CollectionIds"]
 
 
+_PAUSE = 0.05
+"""Seconds between two requests of an id, while a collection may be created again."""
+
+
 class CollectionIds:
-    """The ids of a bucket's collections. Each id is requested once."""
+    """The ids of a bucket's collections. Each id is requested once.
+
+    A collection that is dropped and created again is unknown for a moment. So a name that had an id may be unknown for
+    as long as an operation may take, before that is an error.
+    """
 
     def __init__(self, nodes: Nodes, address: Address) -> None:
         self._nodes = nodes
         self._address = address
         self._prefixes: dict[tuple[str, str], bytes] = {}
+        self._had_id: set[tuple[str, str]] = set()
 
     async def find_key_prefix(self, name: tuple[str, str]) -> bytes:
         """Return the encoded id of a collection, with which its keys begin; empty without collections.
@@ -39,8 +50,7 @@ class CollectionIds:
         if is_default:
             return DEFAULT_PREFIX
         if name not in self._prefixes:
-            path = ".".join(name)
-            self._prefixes[name] = pack_collection_id(await self._nodes.run_with_retry(lambda: self._request_id(path)))
+            self._prefixes[name] = pack_collection_id(await self._find_id(name))
         return self._prefixes[name]
 
     def forget(self, name: tuple[str, str]) -> bytes:
@@ -50,6 +60,21 @@ class CollectionIds:
     def forget_all(self) -> None:
         """Forget all ids."""
         self._prefixes.clear()
+
+    async def _find_id(self, name: tuple[str, str]) -> int:
+        loop, path = asyncio.get_running_loop(), ".".join(name)
+        until = loop.time() + self._address.options.operation_timeout * (name in self._had_id)
+        while True:
+            try:
+                found = await self._nodes.run_with_retry(lambda: self._request_id(path))
+            except (UnknownCollection, UnknownScope):
+                if loop.time() >= until:
+                    self._had_id.discard(name)
+                    raise
+                await asyncio.sleep(_PAUSE)
+            else:
+                self._had_id.add(name)
+                return found
 
     async def _request_id(self, path: str) -> int:
         link = await self._nodes.connect_first()

@@ -28,7 +28,6 @@ __all__ = [
     "choose_rollback",
     "choose_targets",
     "make_tap_feed",
-    "resumes",
 ]
 
 FirstStart = Literal["beginning", "now"] | datetime
@@ -150,11 +149,6 @@ def choose_content(chosen: ChangeOptions, options: ConnectionOptions, dialect: D
         change_filter=change_filter,
         follows_names=True,
     )
-
-
-def resumes(start: Start) -> bool:
-    """Return whether a stream continues an earlier one. Its selected collections existed then."""
-    return isinstance(start, Mapping) and any(position.seqno for position in start.values())
 
 
 async def choose_targets(
