@@ -9,7 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager
 from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
@@ -105,8 +105,7 @@ async def show_transfer(
         yield
     finally:
         showing.cancel()
-        with suppress(asyncio.CancelledError):
-            await showing
+        await asyncio.gather(showing, return_exceptions=True)
 
 
 async def _print_lines(name: str, read_progress: Callable[[], TransferProgress], noun: str) -> None:

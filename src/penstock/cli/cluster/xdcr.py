@@ -6,7 +6,7 @@ import asyncio
 import os
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -136,8 +136,7 @@ async def _run_replication(replication: BucketReplication, *, as_json: bool, is_
         await run_until_signal(work, is_complete=lambda: is_endless)
     finally:
         reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await reporting
+        await asyncio.gather(reporting, return_exceptions=True)
         print(format_json_line({**asdict(replication.progress), "done": True}) if as_json else replication.progress)
 
 

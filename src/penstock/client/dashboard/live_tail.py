@@ -8,7 +8,6 @@ import logging
 import secrets
 from collections import deque
 from collections.abc import Mapping
-from contextlib import suppress
 from typing import Any, Final
 
 from penstock.client.bucket import Bucket
@@ -163,8 +162,7 @@ class _LiveTail:
     async def close(self) -> None:
         """End the stream."""
         self._reading.cancel()
-        with suppress(asyncio.CancelledError):
-            await self._reading
+        await asyncio.gather(self._reading, return_exceptions=True)
         await self._stream.close()
 
     async def _read(self) -> None:

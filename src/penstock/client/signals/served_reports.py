@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
-from contextlib import ExitStack, asynccontextmanager, suppress
+from contextlib import ExitStack, asynccontextmanager
 from typing import TYPE_CHECKING
 
 from penstock.client.signals.consumer_report import ConsumerReport
@@ -42,8 +42,7 @@ async def repeat_reports(
         yield
     finally:
         reporting.cancel()
-        with suppress(asyncio.CancelledError):
-            await reporting
+        await asyncio.gather(reporting, return_exceptions=True)
 
 
 @asynccontextmanager

@@ -343,9 +343,10 @@ class BucketReplication:
         seqnos = await self._target.reports.persisted_seqnos()
         if self._tracker.has_new_branch(seqnos):
             raise BranchLost("a vbucket of the target has a new branch")
+        cluster = await self._source.cluster()  # before: a checkpoint that was made is written without a wait
         made = self._tracker.observe(acknowledged, seqnos)
         if made is not None and self._state is not None:
-            await self._state.write(made, await self._source.cluster())
+            await self._state.write(made, cluster)
 
 
 def _find_first(failures: BaseExceptionGroup[BaseException]) -> BaseException:
