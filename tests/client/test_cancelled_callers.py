@@ -149,6 +149,7 @@ def node():
         yield node
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_late", [False, True])
 @pytest.mark.parametrize("kind", ["file", "document", "group"])
 @pytest.mark.parametrize("front", FRONTS)
@@ -188,6 +189,23 @@ async def test_end_of_the_block_that_is_cancelled_leaves_positions_that_are_righ
             await follower.check()
         async with follower.make_consumer() as follower.consumer:
             await follower.write(1)
+            await follower.poll(poll_changes)
+        assert len(follower.count_keys()) == follower.written
+
+
+@pytest.mark.parametrize("is_late", [False, True])
+@pytest.mark.parametrize("kind", ["sqlite", "document", "group"])
+@in_loop
+async def test_begin_of_the_block_that_is_cancelled_can_be_repeated(node, tmp_path, kind, is_late):
+    """A member that was cancelled while it joined leaves the group, or the next one would wait for its lease."""
+    async with penstock.connect(node.url("beer")) as bucket:
+        follower = Follower(bucket, make_stores(kind, bucket, tmp_path))
+        for at in range(16):
+            consumer = follower.make_consumer(start="now")
+            await cancel_at(consumer.open(), at, is_late=is_late)
+            await consumer.close()
+        async with follower.make_consumer() as follower.consumer:
+            await follower.write(3)
             await follower.poll(poll_changes)
         assert len(follower.count_keys()) == follower.written
 
@@ -278,6 +296,7 @@ class Schedule(Follower):
         await self.begin()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kind", ["sqlite", "document", "group"])
 @settings(max_examples=scaled(24), deadline=None)
 @given(steps=list_steps())

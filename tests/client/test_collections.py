@@ -98,6 +98,7 @@ async def test_invalid_collection_name_is_refused(url, name):
             await bucket.get("k", collection=name)
 
 
+@pytest.mark.long
 @in_loop
 async def test_recreated_collection_has_a_new_id(node, url):
     async with connect(url) as bucket:

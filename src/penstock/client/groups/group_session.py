@@ -45,6 +45,7 @@ class GroupSession:
         self._failure: Exception | None = None
         self._task: asyncio.Task[None] | None = None
         self._member: GroupMember | None = None
+        self._may_have_joined = False
 
     @property
     def member(self) -> GroupMember:
@@ -53,20 +54,23 @@ class GroupSession:
         return self._member
 
     async def open(self) -> None:
-        """Join the group, and beat from now on."""
+        """Join the group, and beat from now on. If the caller is cancelled, `close` leaves the group."""
         # The name is unique: a member with the name of an earlier one would count as the owner of its share.
         name = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
         self._member = GroupMember(self._bucket, self._group, name, self._lease_seconds)
+        self._may_have_joined = True
         await self.beat()
         self._task = asyncio.create_task(self._keep_beating())
 
     async def close(self) -> None:
         """Stop to beat, and leave the group. If that fails, the other members take over after the lease."""
-        if self._task is None:
-            return
         task, self._task = self._task, None
-        task.cancel()
-        await asyncio.wait([task])
+        if task is not None:
+            task.cancel()
+            await asyncio.wait([task])
+        if not self._may_have_joined:
+            return
+        self._may_have_joined = False
         try:
             async with self._lock:
                 await self.member.leave()

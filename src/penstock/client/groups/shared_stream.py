@@ -87,13 +87,9 @@ class SharedStream:
         return () if self._stream is None else self._stream.missing
 
     async def open(self) -> None:
-        """Join the group, and claim the share that no other member reads."""
+        """Join the group, and claim the share that no other member reads. After an error, the caller calls `close`."""
         await self._session.open()
-        try:
-            await self._change_share()
-        except BaseException:
-            await self._session.close()
-            raise
+        await self._change_share()
 
     async def close(self) -> None:
         """Close the stream, and leave the group. The caller commits before."""
