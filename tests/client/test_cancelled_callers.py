@@ -4,6 +4,7 @@ import asyncio
 import sqlite3
 from collections import Counter
 from contextlib import aclosing, closing
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -93,7 +94,7 @@ class Follower:
         self.bucket = bucket
         self.got = []
         self.written = 0
-        self.consumer = None
+        self.consumer: Any = None
         self._make_store = make_store
 
     def make_consumer(self, **options):
