@@ -16,6 +16,7 @@ from penstock.client.replication.node_failover import FailoverResult, fail_over
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import UsageError
+from penstock.names import quote_part
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.vbucket_events import VbucketEvent
@@ -60,7 +61,7 @@ class PenstockBucket:
     def url(self) -> str:
         """The connection string, with the proxies of all nodes."""
         hosts = ",".join(f"{node.place.host}:{node.place.kv}" for node in self.nodes)
-        return f"couchbase://{hosts}/{self.name}"
+        return f"couchbase://{hosts}/{quote_part(self.name)}"
 
     def create(self) -> None:
         """Create the bucket on all nodes, with a new uuid."""
@@ -245,7 +246,7 @@ class PenstockBucket:
 
     def _make_direct_url(self, endpoint: Endpoint) -> str:
         """Return the connection string of one node without its proxy. It ignores the map, which names the proxies."""
-        return f"couchbase://{endpoint[0]}:{endpoint[1]}/{self.name}?vbucketCount={self.vbuckets}"
+        return f"couchbase://{endpoint[0]}:{endpoint[1]}/{quote_part(self.name)}?vbucketCount={self.vbuckets}"
 
     def _list_running(self) -> list[PenstockNode]:
         found = [node for node in self.nodes if node.is_running]

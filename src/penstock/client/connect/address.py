@@ -7,13 +7,14 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import ClassVar, Self
-from urllib.parse import parse_qsl, quote, unquote
+from urllib.parse import parse_qsl, unquote
 
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT
 from penstock.client.login.credentials import Login
 from penstock.digits import read_digits
 from penstock.errors import UsageError
+from penstock.names import check_bucket_name, quote_part
 from penstock.options import (
     BOOLEAN,
     FILE,
@@ -305,7 +306,7 @@ class Address:
 
     def __str__(self) -> str:
         hosts = ",".join(each[0] if each == self.srv_host else format_endpoint(*each) for each in self.hosts)
-        return f"couchbase{'s' * self.tls}://{hosts}/{quote(self.bucket)}"
+        return f"couchbase{'s' * self.tls}://{hosts}/{quote_part(self.bucket)}"
 
 
 def parse_address(url: str, credentials: Login | None = None) -> Address:
@@ -344,7 +345,7 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
     may_have_records = options.dns_srv and not (options.vbucket_count or is_http) and _is_srv_name(hosts)
     return Address(
         hosts=places,
-        bucket=_check_bucket_name(unquote(path)) if path else "default",
+        bucket=check_bucket_name(unquote(path)) if path else "default",
         options=options,
         tls=tls,
         credentials=credentials,
@@ -371,15 +372,6 @@ def _parse_query(query: str) -> dict[str, str]:
             raise UsageError(f"option {name} is given twice in the connection string, expected once")
         given[name] = value
     return given
-
-
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
-
-
-def _check_bucket_name(name: str) -> str:
-    if not _BUCKET_NAME.fullmatch(name):
-        raise UsageError(f"bucket name {name!r}, expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
-    return name
 
 
 _HOST = re.compile(r"(\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(:(?P<port>[^:]*))?")

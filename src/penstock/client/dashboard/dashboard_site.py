@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import threading
 from typing import Any, Final, Protocol, Self
-from urllib.parse import quote
 
 import msgspec
 
@@ -14,6 +13,7 @@ from penstock.client.dashboard.static_files import ASSETS, PREFIX, SECURITY_HEAD
 from penstock.client.signals.web_listener import WebListener
 from penstock.client.signals.web_server import WebAccess, WebRequest, WebResponse
 from penstock.errors import AccessDenied, Error, UsageError
+from penstock.names import quote_part
 
 __all__ = ["DashboardSite", "DocumentSource", "DocumentStream"]
 
@@ -78,7 +78,7 @@ class DashboardSite:
     def make_url(self, port: int) -> str:
         """Return the address of the page, with the token."""
         url = self._listener.make_url(port, PREFIX)
-        return url if self.token is None else f"{url}#token={quote(self.token)}"
+        return url if self.token is None else f"{url}#token={quote_part(self.token)}"
 
     def __call__(self, request: WebRequest) -> WebResponse | None:
         """Answer a request; None for a path that is not the dashboard's."""

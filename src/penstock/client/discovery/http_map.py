@@ -11,7 +11,6 @@ import asyncio
 import ssl
 from base64 import b64encode
 from typing import TYPE_CHECKING
-from urllib.parse import quote
 
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.login.credentials import Credentials, Login
@@ -23,6 +22,7 @@ from penstock.errors import (
     RemoteProtocolError,
     UntrustedNode,
 )
+from penstock.names import quote_part
 
 if TYPE_CHECKING:
     import h11
@@ -67,7 +67,7 @@ async def fetch_bucket_map(
     try:
         async with asyncio.timeout(timeout):
             for page in _PAGES:
-                request = h11.Request(method="GET", target=page + quote(bucket, safe=""), headers=headers)
+                request = h11.Request(method="GET", target=page + quote_part(bucket), headers=headers)
                 status, text = await _fetch_page(endpoint, request, tls)
                 if status != 404:
                     break

@@ -9,6 +9,7 @@ from enum import Enum, StrEnum, auto
 from typing import NamedTuple, Self
 
 from penstock.errors import UsageError
+from penstock.names import is_bucket_name
 
 __all__ = [
     "ALL_PRIVILEGES",
@@ -114,7 +115,6 @@ _NODE_ROLES = frozenset((RoleName.EXTERNAL_STATS_READER, RoleName.ADMIN))
 """Roles that cover all buckets only."""
 
 _ROLE_TEXT = re.compile(r"(?P<name>[a-z_]+)(\[(?P<target>[^\[\]]*)\])?")
-_BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 _SCOPE_OR_COLLECTION_NAME = re.compile(r"[A-Za-z0-9_%-]{1,251}")
 """The form of the names of scopes and collections."""
 
@@ -182,11 +182,7 @@ def parse_role(text: str) -> Role:
     if inside == "*":
         return Role(name, RoleTarget())
     names = inside.split(":")
-    if not (
-        _BUCKET_NAME.fullmatch(names[0])
-        and all(map(_SCOPE_OR_COLLECTION_NAME.fullmatch, names[1:]))
-        and len(names) <= 3
-    ):
+    if not (is_bucket_name(names[0]) and all(map(_SCOPE_OR_COLLECTION_NAME.fullmatch, names[1:])) and len(names) <= 3):
         raise UsageError(f"role {text!r}: expected [*], [BUCKET], [BUCKET:SCOPE] or [BUCKET:SCOPE:COLLECTION]")
     if name in _BUCKET_ROLES and len(names) > 1:
         raise UsageError(f"role {text!r}: {name} covers whole buckets, expected {name}[{names[0]}]")

@@ -8,7 +8,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from penstock.errors import Error, InternalError, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
-from penstock.node.buckets.bucket_spec import BucketSpec, check_bucket_name
+from penstock.names import check_new_bucket
+from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import Topology
@@ -234,7 +235,7 @@ class BucketList(dict[str, ServedBucket]):
 def check_bucket_names(names: Sequence[str]) -> None:
     """Raise UsageError for an invalid name, and for a name that stands twice."""
     for name in names:
-        check_bucket_name(name)
+        check_new_bucket(name)
     if len(set(names)) < len(names):
         raise UsageError(f"a bucket is named twice: {', '.join(names)}")
 

@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 from penstock.errors import UsageError
+from penstock.names import check_new_bucket
 from penstock.store.definition.bucket_settings import MAX_TTL, BucketSettings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, DEFAULT_NAME, Manifest
 
-__all__ = ["EVICTION_POLICIES", "KINDS", "MAX_REPLICAS", "BucketSpec", "check_bucket_name"]
+__all__ = ["EVICTION_POLICIES", "KINDS", "MAX_REPLICAS", "BucketSpec"]
 
 KINDS = ("couchbase", "ephemeral", "memcached")
 MAX_REPLICAS = 3
@@ -24,7 +25,6 @@ EVICTION_POLICIES = {
 """Eviction policies by the type of a bucket; the first one is the default. With nruEviction, old documents are deleted
 while memory is short. The others differ only in their names: values on disk are always read from disk."""
 
-_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 _UUID = re.compile(r"[0-9a-f]{32}")
 
 
@@ -69,7 +69,7 @@ class BucketSpec:
     uuid: str | None = None
 
     def __post_init__(self) -> None:
-        check_bucket_name(self.name)
+        check_new_bucket(self.name)
         if self.kind not in KINDS:
             raise UsageError(f"bucket type {self.kind!r}: expected {', '.join(KINDS)}")
         if self.is_plain_cache:
@@ -173,11 +173,3 @@ def _check_flags(**flags: bool | None) -> None:
 def _check_uuid(uuid: str | None) -> None:
     if uuid is not None and not _UUID.fullmatch(uuid):
         raise UsageError(f"uuid {uuid!r} of a bucket: expected 32 hexadecimal digits")
-
-
-def check_bucket_name(name: str) -> None:
-    """Raise UsageError unless the name is valid for a bucket and for its directory."""
-    if not _NAME.fullmatch(name):
-        raise UsageError(f"bucket {name!r}: expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
-    if not name.strip("."):
-        raise UsageError(f"bucket {name!r}: expected a name with other characters than dots")

@@ -12,7 +12,6 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Annotated, Any
-from urllib.parse import quote
 from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Meta, Struct
@@ -20,6 +19,7 @@ from msgspec import Meta, Struct
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.errors import UsageError
+from penstock.names import quote_part
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
@@ -303,8 +303,8 @@ def build_bucket_map(
         "name": name,
         "uuid": uuid,
         "nodeLocator": "ketama" if is_plain_cache else "vbucket",
-        "uri": f"/pools/default/buckets/{quote(name)}?bucket_uuid={uuid}",
-        "streamingUri": f"/pools/default/bucketsStreaming/{quote(name)}?bucket_uuid={uuid}",
+        "uri": f"/pools/default/buckets/{quote_part(name)}?bucket_uuid={uuid}",
+        "streamingUri": f"/pools/default/bucketsStreaming/{quote_part(name)}?bucket_uuid={uuid}",
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if is_plain_cache else capabilities,
         "nodes": [

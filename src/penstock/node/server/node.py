@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from penstock.argument_types import check_arguments
 from penstock.errors import OperationTimeout, UsageError
+from penstock.names import MEMBER_FILE, quote_part
 from penstock.node.auth import ListenerAccess, LoginAttempts, ServerTls, UsersFile, decide_access
 from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList, check_bucket_names
@@ -49,7 +50,6 @@ _DISK_SECONDS = 600.0
 _LAST_TURNS = 5  # turns of the event loop in which ended connections are freed
 _LAST_REPLY_SECONDS = 1.0  # for peers to take the last replies
 _CALL_SECONDS = 60.0
-_FORMER_MEMBER = "cluster.json"
 
 
 @check_arguments
@@ -280,7 +280,7 @@ class Node:
     def url(self, bucket: str) -> str:
         """Return the connection string of one of the node's buckets. Raises UsageError for an unknown bucket."""
         self.buckets.find(bucket)
-        return f"{self.address}/{bucket}"
+        return f"{self.address}/{quote_part(bucket)}"
 
     @property
     def address(self) -> str:
@@ -376,11 +376,11 @@ class Node:
 
 def _warn_of_former_member(data_dir: Path | None) -> None:
     """Log that a data directory belonged to a member of a cluster. Earlier versions had such clusters."""
-    if data_dir is not None and (data_dir / _FORMER_MEMBER).exists():
+    if data_dir is not None and (data_dir / MEMBER_FILE).exists():
         logger.warning(
             "%s: this node was a member of a cluster; it serves its buckets alone now. Vbuckets that other nodes owned "
             "stay as they are, until an orchestrator sets their states",
-            data_dir / _FORMER_MEMBER,
+            data_dir / MEMBER_FILE,
         )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, ClassVar, Self
-from urllib.parse import quote
 
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
 from penstock.client.login.credentials import (
@@ -21,6 +20,7 @@ from penstock.client.login.credentials import (
 from penstock.client.login.password_options import PasswordOptions, choose_password
 from penstock.client.login.secret_sources import SecretSource
 from penstock.errors import UsageError
+from penstock.names import quote_part
 from penstock.options import (
     ANY_TEXT,
     FILE,
@@ -193,4 +193,4 @@ def _add_bucket(url: str | None, bucket: str | None) -> str:
     hosts, _, path = rest.partition("/")
     if url is not None and path and address.bucket != bucket:
         raise UsageError(f"option bucket is {bucket!r}, but the connection string names {address.bucket!r}")
-    return f"{scheme}://{hosts}/{quote(bucket, safe='')}{mark}{query}"
+    return f"{scheme}://{hosts}/{quote_part(bucket)}{mark}{query}"

@@ -9,8 +9,8 @@ from __future__ import annotations
 import os
 import platform
 from typing import Any
-from urllib.parse import quote
 
+from penstock.names import quote_part
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -146,7 +146,7 @@ def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, ite
         manifest: the manifest as the user sees it.
         items: as in `make_nodes`.
     """
-    spec, base = served.spec, f"/pools/default/buckets/{quote(served.store.name)}"
+    spec, base = served.spec, f"/pools/default/buckets/{quote_part(served.store.name)}"
     # Clients read the quota and send it back with other settings, and gocb refuses one below 100 MB: never 0.
     epoch, revision = served.cluster_map.version
     quota = spec.make_settings(node.storage.settings).memory_bytes or _get_memory_bytes()
@@ -236,7 +236,7 @@ def _make_basic_stats(node: NodeServices, served: ServedBucket, manifest: Manife
 
 def make_bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the nodes of a bucket, with the path of its statistics on each."""
-    base = f"/pools/default/buckets/{quote(served.store.name)}/nodes"
+    base = f"/pools/default/buckets/{quote_part(served.store.name)}/nodes"
     paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
     servers = [{"hostname": name, "uri": path, "stats": {"uri": f"{path}/stats"}} for name, path in paths.items()]
     return {"servers": servers}
