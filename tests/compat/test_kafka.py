@@ -10,6 +10,7 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -17,6 +18,7 @@ from penstock.errors import Error, UntrustedNode, UsageError
 from penstock.node import Node
 from penstock.spark import Lake, append_changes, catch_up
 from penstock.spark.dependents.kafka import sink_position
+from penstock.spark.dependents.kafka.record_producer import FlushedProducer, TransactionalProducer
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
 from tests.compat.kafka_broker import PASSWORD, USER, KafkaBroker, MergedEvents, read_values, write_certificates
 from tests.compat.kafka_driver import STATES, make_sink
@@ -227,8 +229,52 @@ def test_rollback_is_followed_by_corrections(broker, lake, declare):
 def test_record_that_is_too_large_is_named(lake, declare):
     append(lake, 0, [row(1, 1, b"large", bytes(2_000_000))])
     sink = declare(topic="small", properties={"message.max.bytes": 100_000}).open(lake)
-    with pytest.raises(Error, match=r"Kafka .*refused.*too large"):
+    with pytest.raises(Error, match=r"refused the record of key large of collection .*vbucket 1, seqno 1, .*too large"):
         catch_up(sink, lake)
+
+
+@pytest.fixture
+def limited(broker):
+    """Return the name of a topic that takes only small records, though the client sends larger ones."""
+    admin = AdminClient({"bootstrap.servers": broker.address, "log_level": 0})
+    name = f"limited{len(broker.list_topics())}"
+    admin.create_topics([NewTopic(name, 2, 1, config={"max.message.bytes": "20000"})])[name].result(PATIENCE)
+    return name
+
+
+@pytest.mark.parametrize("delivery", ["exactly-once", "at-least-once"])
+def test_records_that_a_broker_refuses_become_dead_letters(
+    broker, lake, declare, limited, delivery, tmp_path, monkeypatch
+):
+    """The others follow. After a crash between dead letters and position, each of both is there once."""
+    big = {b"big1": (1, 2), b"big2": (1, 3), b"big3": (60, 1)}
+    rows = [row(*place, key, bytes(50_000)) for key, place in big.items()]
+    rows += [row(3, number, b"small%03d" % number, bytes(200)) for number in range(1, 300)]  # too large for one batch
+    rows += [row(1, 1, b"before", b"1"), row(1, 4, b"after", b"4"), row(60, 2, b"last", b"5")]
+    append(lake, 0, rows)
+    declared = declare(topic=limited, delivery=delivery, dead_letter_path=str(tmp_path / "letters"))
+    with monkeypatch.context() as here:
+        for producer in (TransactionalProducer, FlushedProducer):
+            here.setattr(producer, "commit", crash)
+        with pytest.raises(KeyboardInterrupt):
+            catch_up(declared.open(lake), lake)
+    sink = declared.open(lake)
+    catch_up(sink, lake)
+    append(lake, 1, [row(1, 5, b"big4", bytes(50_000)), row(1, 6, b"small", b"6")])
+    catch_up(sink, lake)
+    sink.close()
+    letters = pq.read_table(tmp_path / "letters").sort_by("key")
+    assert letters["key"].to_pylist() == [*big, b"big4"]
+    assert set(letters["error"].to_pylist()) == {"MSG_SIZE_TOO_LARGE"}
+    keys = sorted(record.key() for record in broker.consume(limited))
+    wanted = sorted([*(b"small%03d" % number for number in range(1, 300)), b"after", b"before", b"last", b"small"])
+    assert keys == wanted if delivery == "exactly-once" else sorted(set(keys)) == wanted
+
+
+def crash(producer, position):
+    """End as if killed when the brokers have all records, and no position."""
+    producer._flush()
+    raise KeyboardInterrupt
 
 
 def declare_login(broker, mechanism="SCRAM-SHA-512", **keys):

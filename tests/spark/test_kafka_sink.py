@@ -4,11 +4,15 @@ import json
 import logging
 from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from hypothesis import given
+from hypothesis import strategies as st
 
 from penstock.client.connect.address import parse_address
 from penstock.errors import Error, Unreachable, UsageError
-from penstock.spark import catch_up
+from penstock.spark import KafkaSink, catch_up
 from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
 from penstock.spark.dependents.kafka.envelope import EventEncoder
 from penstock.spark.dependents.kafka.kafka_errors import ignore_lost_exception
@@ -17,6 +21,7 @@ from penstock.spark.dependents.kafka.topic_names import TopicNames
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.changelog.ordered_changes import read_ordered_changes
+from tests.patience import PATIENCE
 from tests.spark.lakes import append, row
 
 NOWHERE = "127.0.0.1:9"
@@ -163,6 +168,133 @@ def test_source_decides_whether_keys_are_unique():
     declare(topic="{collection}").check_source(one)
     with pytest.raises(UsageError, match=r"topic is '\{collection\}', expected \{scope\} too"):
         declare(topic="{collection}").check_source(all_scopes)
+
+
+AMBIGUOUS = [
+    "{scope}_{collection}",
+    "t.{scope}-{collection}",
+    "{scope}{collection}",
+    "{scope}_{collection}.{scope}_{collection}",
+]
+UNAMBIGUOUS = [
+    "{scope}.{collection}",
+    "t.{scope}_.a_{collection}",
+    "{collection}.{scope}",
+    "{scope}_{collection}.{scope}",
+]
+
+
+@pytest.mark.parametrize("template", AMBIGUOUS)
+def test_topic_that_two_collections_may_share_is_refused(template, lake):
+    ways = ("", "?collections=a_b.c,a.b_c")
+    for way in ways:
+        with pytest.raises(UsageError, match="two collections may share, such as "):
+            declare(topic=template).check_source(parse_address(f"couchbase://a/beer{way}"))
+    with pytest.raises(UsageError, match="two collections may share"):
+        KafkaSink.open(lake, "events", brokers=[NOWHERE], topic=template)
+    declare(topic=template).check_source(parse_address("couchbase://a/beer?scope=a_b"))
+    declare(topic=template, unique_keys=True).check_source(parse_address("couchbase://a/beer"))
+    KafkaSink.open(lake, "events", brokers=[NOWHERE], topic=template, unique_keys=True).close()
+
+
+NAMES = st.text("ab._-", min_size=1, max_size=3).map(lambda name: name.replace(".", "_"))
+
+
+@pytest.mark.parametrize("template", UNAMBIGUOUS)
+@given(names=st.lists(st.tuples(NAMES, NAMES), min_size=2, max_size=2, unique=True))
+def test_topics_of_two_collections_differ(template, names):
+    topics = TopicNames.make("events", template, unique_keys=False)
+    topics.check_source(parse_address("couchbase://a/beer").options)
+    assert len({topics.find_topic(scope, collection, 8) for scope, collection in names}) == 2
+
+
+TAKEN = [
+    ("u.{collection}", "a", "rollbacks", "u.rollbacks"),
+    ("u.{collection}", "a", "positions", "u.positions"),
+    ("{scope}.{collection}", "events", "positions", "events.positions"),
+    ("{scope}.{collection}", "x%y", "c", "x%y.c"),
+    ("{scope}.{collection}", "s" * 200, "c" * 200, "s" * 200),
+]
+
+
+@pytest.mark.parametrize(("template", "scope", "collection", "topic"), TAKEN)
+def test_collection_without_a_topic_is_refused_before_a_run(template, scope, collection, topic):
+    reason = f"collection {scope}.{collection} cannot have the topic '{topic}"
+    with pytest.raises(Error, match=reason):
+        TopicNames.make("events", template, unique_keys=False).find_topic(scope, collection, 8)
+    with pytest.raises(UsageError, match=reason):
+        declare(topic=template).check_source(parse_address(f"couchbase://a/beer?collections={scope}.{collection}"))
+
+
+@pytest.fixture(scope="module")
+def brokers():
+    """Yield the address of librdkafka's own broker, which lives as long as its client."""
+    client = Producer({"test.mock.num.brokers": 1, "bootstrap.servers": "ignored", "log_level": 0})
+    yield tuple(f"{each.host}:{each.port}" for each in client.list_topics(timeout=PATIENCE).brokers.values())
+    client.purge()
+
+
+def consume(brokers, topic):
+    """Return the keys of a topic's records."""
+    config = {"bootstrap.servers": brokers[0], "group.id": "tests", "log_level": 0, "enable.partition.eof": True}
+    consumer = Consumer(config)
+    try:
+        places = consumer.list_topics(topic, timeout=PATIENCE).topics[topic].partitions
+        consumer.assign([TopicPartition(topic, place, 0) for place in places])
+        keys, ended = [], 0
+        while ended < len(places):
+            message = consumer.poll(PATIENCE)
+            assert message is not None
+            if message.error() is None:
+                keys.append(message.key())
+            else:
+                ended += 1
+        return sorted(keys)
+    finally:
+        consumer.close()
+
+
+def test_refused_record_is_named(lake, brokers):
+    append(lake, 0, [row(1, 7, b"big\n", b"x" * 2_000_000)])
+    sink = declare(brokers=brokers, delivery="at-least-once", topic="named").open(lake)
+    with pytest.raises(
+        Error, match=r"of key big\\n of collection _default\._default \(vbucket 1, seqno 7, 2,\d+,\d+ bytes\)"
+    ) as caught:
+        catch_up(sink, lake)
+    for part in (f"Kafka at {brokers[0]} refused", "topic named", "message.max.bytes", "dead_letter_path"):
+        assert part in str(caught.value)
+
+
+def test_refused_records_become_dead_letters(lake, brokers, tmp_path):
+    """Records of other documents follow, and a repeated delta has the same dead letters once."""
+    names: dict[str, Any] = {"collection_id": 8, "scope": "brewing"}
+    rows = [
+        row(1, 1, b"before", b"1"),
+        row(1, 2, b"big", b"x" * 2_000_000),
+        row(1, 3, b"after", b"3"),
+        row(2, 1, b"ale", b"1", collection="ales", **names),
+        row(2, 2, b"odd", b"1", collection="a%b", **names),
+        row(2, 3, b"taken", b"1", collection="rollbacks", **names),
+    ]
+    append(lake, 0, rows)
+    directory = tmp_path / "letters"
+    declared = declare(
+        brokers=brokers, delivery="at-least-once", topic="let.{collection}", dead_letter_path=str(directory)
+    )
+    for _ in range(2):
+        sink = declared.open(lake)
+        catch_up(sink, lake)
+        sink.close()
+        letters = pq.read_table(directory).sort_by("key")
+        assert letters["key"].to_pylist() == [b"big", b"odd", b"taken"]
+        assert letters["collection"].to_pylist() == [None, "a%b", "rollbacks"]
+        assert letters["error"].to_pylist() == ["MSG_SIZE_TOO_LARGE", *["INVALID_TOPIC_EXCEPTION"] * 2]
+        assert letters["error_message"].to_pylist()[1].startswith("collection brewing.a%b cannot have the topic")
+        assert [path.name for path in directory.iterdir() if path.suffix != ".parquet"] == []
+        sink.path.unlink()  # as if killed after the dead letters were stored
+    assert consume(brokers, "let._default") == [b"after", b"after", b"before", b"before"]
+    assert consume(brokers, "let.ales") == [b"ale", b"ale"]
+    assert declared.dead_letters == str(directory)
 
 
 INVALID = [

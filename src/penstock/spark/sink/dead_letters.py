@@ -11,7 +11,7 @@ import hashlib
 import os
 import shutil
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -66,9 +66,14 @@ class DeadLetterFile:
         if kind is not None:
             self._path.unlink(missing_ok=True)
 
-    def write(self, refused: RefusedRows) -> None:
-        """Append refused rows to the file."""
-        rows = _make_letters(refused, datetime.now(UTC))
+    def write(self, refused: RefusedRows, names: Mapping[int, str] | None = None) -> None:
+        """Append refused rows to the file.
+
+        Args:
+            refused: the rows.
+            names: the names of the faults' statuses; None: those of the key-value protocol.
+        """
+        rows = _make_letters(refused, names, datetime.now(UTC))
         if self._writer is None:
             self._directory.mkdir(parents=True, exist_ok=True)
             self._sink = open_sink(self._path)
@@ -84,12 +89,12 @@ class DeadLetterFile:
         return self._path
 
 
-def _make_letters(refused: RefusedRows, now: datetime) -> pa.Table:
+def _make_letters(refused: RefusedRows, names: Mapping[int, str] | None, now: datetime) -> pa.Table:
     rows, faults = refused.rows, refused.faults
-    names = [name_status(fault.status) if fault.status >= 0 else "NO_ANSWER" for fault in faults]
+    shown = [_name_status(fault.status) if names is None else names[fault.status] for fault in faults]
     found = {
         "error_status": pa.array([fault.status for fault in faults], pa.int32()),
-        "error": pa.array(names, pa.string()),
+        "error": pa.array(shown, pa.string()),
         "error_message": pa.array([fault.text for fault in faults], pa.string()),
         "error_time": pa.array([now] * len(faults), LETTER_COLUMNS.field("error_time").type),
         "error_batch": pa.nulls(len(faults), pa.string()),
@@ -97,6 +102,10 @@ def _make_letters(refused: RefusedRows, now: datetime) -> pa.Table:
     for field in LETTER_COLUMNS:
         rows = rows.append_column(field, found[field.name])
     return rows
+
+
+def _name_status(status: int) -> str:
+    return name_status(status) if status >= 0 else "NO_ANSWER"
 
 
 def claim_directory(directory: LakePath, checkpoint: str) -> str:

@@ -7,12 +7,18 @@ from abc import ABC, abstractmethod
 from contextlib import suppress
 from typing import Any
 
-from penstock.errors import Error
 from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection, QuietLogger
 from penstock.spark.dependents.kafka.kafka_errors import (
     KafkaPatience,
     ignore_lost_exception,
     translate_kafka_errors,
+)
+from penstock.spark.dependents.kafka.refused_records import (
+    RecordPlace,
+    RecordRefusal,
+    RecordsRefused,
+    RefusedRecord,
+    find_refusal,
 )
 from penstock.spark.dependents.kafka.sink_position import PositionTopic, SinkPosition
 
@@ -44,7 +50,8 @@ class RecordProducer(ABC):
         from confluent_kafka import Producer
 
         self._patience = KafkaPatience(connection, timeout)
-        self._failure: tuple[Any, str] | None = None
+        self._failure: Any = None
+        self._refused: list[RefusedRecord] = []
         self._count = 0
         # Java's clients choose a key's partition by murmur2, so streams of both can be joined.
         defaults = {"queue.buffering.max.kbytes": QUEUE_KIBIBYTES, "partitioner": "murmur2_random"}
@@ -62,17 +69,22 @@ class RecordProducer(ABC):
     def commit(self, position: SinkPosition) -> SinkPosition:
         """Wait until the brokers have all records that lead to a position, and return the position."""
 
-    def send(self, topic: str, key: bytes, value: bytes | None) -> None:
+    def send(self, topic: str, key: bytes, value: bytes | None) -> RecordRefusal | None:
         """Send a record; wait while too many records wait for a broker.
 
-        Raises Unreachable if no broker takes records within the timeout, Error if a broker refused a record.
+        Raises Unreachable if no broker takes records within the timeout, RecordsRefused if a broker refused records,
+        Error for other failures.
+
+        Returns:
+            The reason if the client refuses the record itself, and can send others; None if it was taken.
         """
         with translate_kafka_errors(self._patience):
-            self._produce(topic, key, value)
-            self._count += 1
+            refusal = self._try_to_produce(topic, key, value)
+            self._count += refusal is None
             if self._count % POLLED_RECORDS == 0:
                 self._serve_callbacks()
                 self._raise_failure()
+        return refusal
 
     def count_brokers(self) -> int:
         """Return the number of brokers, once one has answered.
@@ -102,6 +114,28 @@ class RecordProducer(ABC):
         # Producer.close would wait for the end of a transaction, also without brokers. The client ends with its object.
         self._patience.serve_callbacks = int
         del self._producer
+
+    def _try_to_produce(self, topic: str, key: bytes, value: bytes | None) -> RecordRefusal | None:
+        """Give a record to the client.
+
+        Returns:
+            The client's refusal.
+
+        Raises:
+            KafkaException: the client failed.
+        """
+        from confluent_kafka import KafkaException
+
+        try:
+            self._produce(topic, key, value)
+        except KafkaException as error:
+            # After a broker's refusal, a transaction takes no further record: the refusal is the reason.
+            self._serve_callbacks()
+            self._raise_refused()
+            if (refusal := find_refusal(error.args[0])) is None:
+                raise
+            return refusal
+        return None
 
     def _produce(self, topic: str, key: bytes, value: bytes | None, **more: Any) -> None:
         waiting, deadline = len(self._producer), time.monotonic() + self._patience.seconds
@@ -147,23 +181,29 @@ class RecordProducer(ABC):
             self._producer.poll(seconds)
 
     def _record_delivery(self, error: Any, message: Any) -> None:
-        if error is not None and self._failure is None:
-            self._failure = error, f"{message.topic()}, key {message.key()!r}"
+        if error is None:
+            return
+        if (refusal := find_refusal(error)) is None:
+            self._failure = error if self._failure is None else self._failure
+            return
+        key, value = message.key(), message.value()
+        place = RecordPlace.of_record(key, value)
+        self._refused.append(RefusedRecord(message.topic(), key, len(key) + len(value or b""), place, refusal))
 
     def _raise_failure(self) -> None:
-        """Raise the first failure of a delivery.
+        """Raise the first failure of a delivery. Refused records come first: the others may fail because of them."""
+        self._raise_refused()
+        if self._failure is not None:
+            raise self._patience.make_error(self._failure)
+
+    def _raise_refused(self) -> None:
+        """Raise the refusals of brokers.
 
         Raises:
-            Error: there is one.
+            RecordsRefused: a broker refused records.
         """
-        from confluent_kafka import KafkaError
-
-        if self._failure is None:
-            return
-        error, place = self._failure
-        if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
-            raise Error(f"Kafka refused a record of {place}: {error.str()}; raise max.message.bytes of the topic")
-        raise self._patience.make_error(error)
+        if self._refused:
+            raise RecordsRefused(self._patience.address, self._refused)
 
 
 class TransactionalProducer(RecordProducer):
@@ -195,10 +235,24 @@ class TransactionalProducer(RecordProducer):
             self._initialize()
         return self._positions.read(self._sink_id)
 
-    def send(self, topic: str, key: bytes, value: bytes | None) -> None:
-        """Send a record in the open transaction, or in a new one."""
+    def send(self, topic: str, key: bytes, value: bytes | None) -> RecordRefusal | None:
+        """Send a record in the open transaction, or in a new one.
+
+        Returns:
+            The reason if the client refuses the record itself.
+        """
         self._begin()
-        super().send(topic, key, value)
+        return super().send(topic, key, value)
+
+    def _raise_failure(self) -> None:
+        """Raise the first failure. Where records are purged, the transaction has failed, and its end has the reason."""
+        from confluent_kafka import KafkaError
+
+        self._raise_refused()
+        if self._failure is not None and self._failure.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            with translate_kafka_errors(self._patience):
+                self._producer.commit_transaction(self._patience.seconds)
+        super()._raise_failure()
 
     def commit(self, position: SinkPosition) -> SinkPosition:
         """End the transaction. After an exception it is unknown whether it was committed; `open` finds out.

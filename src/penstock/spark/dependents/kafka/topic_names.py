@@ -8,12 +8,27 @@ from functools import lru_cache
 
 from penstock.client.connect.address import ConnectionOptions
 from penstock.errors import Error, UsageError
+from penstock.spark.dependents.kafka.refused_records import RecordRefusal
+from penstock.wire.columns.collection_names import DEFAULT_NAME
 
-__all__ = ["TopicNames"]
+__all__ = ["TopicMissing", "TopicNames"]
 
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _EXPECTED = "expected letters, digits, . _ and -, with {scope} and {collection} as placeholders"
+
+
+_REFUSED = 17
+"""The code of INVALID_TOPIC_EXCEPTION in Kafka's protocol."""
+
+
+class TopicMissing(Error):
+    """A collection can have no topic."""
+
+    @property
+    def refusal(self) -> RecordRefusal:
+        """The refusal of the collection's records."""
+        return RecordRefusal(_REFUSED, "INVALID_TOPIC_EXCEPTION", str(self))
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,29 +73,49 @@ class TopicNames:
             raise UsageError(f"topic is {self.template!r}, expected other names for rollbacks and positions")
 
     def check_source(self, options: ConnectionOptions) -> None:
-        """Check that no two documents of a source can have the same topic and key.
+        """Check that each collection of a source has a topic, and that no two documents have the same topic and key.
 
         Raises:
-            UsageError: two scopes may have a collection of the same name.
+            UsageError: two collections may have the same topic, or a selected collection cannot have one.
         """
-        names = options.collections
-        is_one_scope = bool(options.scope) or len({name.rpartition(".")[0] for name in names}) == 1
-        is_ambiguous = "{collection}" in self.template and "{scope}" not in self.template
-        if is_ambiguous and not self.unique_keys and not is_one_scope:
-            raise UsageError(f"topic is {self.template!r}, expected {{scope}} too, because the source reads all scopes")
+        names = [name.rpartition(".") for name in options.collections]
+        is_one_scope = bool(options.scope) or len({scope for scope, _, _ in names}) == 1
+        if "{collection}" in self.template and not self.unique_keys and not is_one_scope:
+            if "{scope}" not in self.template:
+                raise UsageError(
+                    f"topic is {self.template!r}, expected {{scope}} too, because the source reads all scopes"
+                )
+            if not _is_unambiguous(self.template):
+                raise UsageError(
+                    f"topic is {self.template!r}, which two collections may share, such as a_b.c and a.b_c; expected a"
+                    " dot between {scope} and {collection}, as names have none"
+                )
+        for scope, _, collection in names:
+            try:
+                self.find_topic(scope or options.scope or DEFAULT_NAME, collection, 0)
+            except TopicMissing as error:
+                raise UsageError(str(error)) from None
 
     def find_topic(self, scope: str | None, collection: str | None, collection_id: int) -> str:
-        """Return the topic of a collection's documents. Raises Error if the collection cannot have a topic."""
-        return _format_topic(self.template, self.unique_keys, scope, collection, collection_id)
+        """Return the topic of a collection's documents. Raises TopicMissing if the collection cannot have one."""
+        return _format_topic(self, scope, collection, collection_id)
+
+
+def _is_unambiguous(template: str) -> bool:
+    """Return whether no two collections have the same topic.
+
+    Names have no dots. So a part between dots with one of the two names determines that name. Then the rest of the topic
+    determines the other name.
+    """
+    return any(len(set(_PLACEHOLDER.findall(part))) == 1 for part in template.split("."))
 
 
 @lru_cache(1024)
-def _format_topic(
-    template: str, unique_keys: bool, scope: str | None, collection: str | None, collection_id: int
-) -> str:
+def _format_topic(topics: TopicNames, scope: str | None, collection: str | None, collection_id: int) -> str:
+    template = topics.template
     if "{" not in template:
-        if collection_id != 0 and not unique_keys:
-            raise Error(
+        if collection_id != 0 and not topics.unique_keys:
+            raise TopicMissing(
                 f"the topic {template} has no {{collection}}, but the changes have collection {scope}.{collection},"
                 f" whose keys may be equal to others; expected unique_keys = true, or a topic such as"
                 f" {template}.{{scope}}.{{collection}}"
@@ -90,7 +125,15 @@ def _format_topic(
     names = {"scope": scope or "unknown", "collection": collection or f"{collection_id:#x}"}
     topic = _PLACEHOLDER.sub(lambda match: names[match[1]], template)
     if not _is_topic(topic):
-        raise Error(f"collection {scope}.{collection} cannot have the topic {topic!r}; expected letters, digits, . _ -")
+        raise TopicMissing(
+            f"collection {scope}.{collection} cannot have the topic {topic!r}; expected letters, digits, . _ -"
+        )
+    for kind, other in (("rollbacks", topics.rollbacks), ("positions", topics.positions)):
+        if topic == other:
+            raise TopicMissing(
+                f"collection {scope}.{collection} cannot have the topic {topic!r}, which has the {kind}; expected"
+                f" another topic, or another {kind.removesuffix('s')}_topic"
+            )
     return topic
 
 

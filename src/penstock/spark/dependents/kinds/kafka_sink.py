@@ -14,24 +14,26 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from penstock.argument_types import check_arguments
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import Address, ConnectionOptions
 from penstock.client.login.password_options import PasswordOptions
 from penstock.errors import UsageError
-from penstock.options import FILE, check_limits, number, option, shared_option
+from penstock.options import FILE, check_limits, nonempty, number, option, shared_option
 from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.checks import check_declared_name, validate_name
-from penstock.spark.dependents.kafka.document_events import EventOperation, list_events
+from penstock.spark.dependents.kafka.document_events import DocumentEvent, EventOperation, list_events
 from penstock.spark.dependents.kafka.envelope import EventEncoder, name_collection
 from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection, PropertyValue
 from penstock.spark.dependents.kafka.record_producer import FlushedProducer, RecordProducer, TransactionalProducer
+from penstock.spark.dependents.kafka.refused_records import LetterBox, RangeLetters, RecordsRefused, RefusedRecord
 from penstock.spark.dependents.kafka.sink_position import SinkPosition
-from penstock.spark.dependents.kafka.topic_names import TopicNames
+from penstock.spark.dependents.kafka.topic_names import TopicMissing, TopicNames
 from penstock.spark.dependents.position_file import PositionFile, list_position_files
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.ordered_changes import read_ordered_changes
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.sink.sink_options import parse_directory
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import create_document
 
@@ -67,6 +69,7 @@ class KafkaSink:
         tombstones: whether a deletion is followed by a record without a value, so that a compacted topic forgets the
             document.
         timeout: seconds to wait for brokers.
+        dead_letter_path: the directory for changes whose record Kafka refuses; None: such a record is an error.
 
     Raises:
         UsageError: an argument is invalid.
@@ -84,6 +87,7 @@ class KafkaSink:
         before: bool = False,
         tombstones: bool = True,
         timeout: float = 30.0,
+        dead_letter_path: LakePath | None = None,
     ) -> None:
         if delivery not in get_args(Delivery):
             raise UsageError(f"delivery is {delivery!r}, expected {' or '.join(map(repr, get_args(Delivery)))}")
@@ -98,6 +102,7 @@ class KafkaSink:
         self._tombstones = tombstones
         self._timeout = timeout
         self._encoder = EventEncoder(self.name, bucket)
+        self._letters = LetterBox(self.name, connection.address, dead_letter_path, "{collection}" in topics.template)
         self._producer: RecordProducer | None = None
         self._position: SinkPosition | None = None
 
@@ -105,7 +110,7 @@ class KafkaSink:
     def open(cls, lake: LakeDirectory, name: str, *, brokers: Sequence[str], topic: str, **keys: Any) -> Self:
         """Return a sink without a pipeline. It connects to the brokers when there are changes to send.
 
-        Raises UsageError if a value is invalid.
+        Raises UsageError if a value is invalid, and for a topic that documents with equal keys might share.
 
         Args:
             lake: the lake of the changelog.
@@ -114,7 +119,9 @@ class KafkaSink:
             topic: the topic of documents.
             keys: other keys of a pipeline's Kafka sink, under the same names.
         """
-        return cls.of_declaration(lake, KafkaKind(name=name, brokers=tuple(brokers), topic=topic, **keys))
+        declared = KafkaKind(name=name, brokers=tuple(brokers), topic=topic, **keys)
+        declared.make_topics().check_source(ConnectionOptions())  # the changelog may have any collections
+        return cls.of_declaration(lake, declared)
 
     @classmethod
     def of_declaration(cls, lake: LakeDirectory, declared: KafkaKind) -> Self:
@@ -129,6 +136,7 @@ class KafkaSink:
             before=declared.before,
             tombstones=declared.tombstones,
             timeout=declared.timeout,
+            dead_letter_path=declared.find_letter_directory(),
         )
 
     def position(self) -> tuple[str, int] | None:
@@ -138,13 +146,32 @@ class KafkaSink:
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Send the records of a delta, or of a newer one if Kafka has a newer position.
 
+        A broker's refusal ends the transaction. The next attempt finds out which record is refused, and the next one
+        leaves it out: it becomes a dead letter.
+
         Raises Unreachable if the brokers do not answer, Error if they refuse a record.
+        """
+        while not self._try_to_send(delta):
+            continue
+        if self._letters.sends_single:
+            self.close()  # the next producer sends larger batches again
+        self._letters.known.clear()
+        self._letters.sends_single = False
+
+    def _try_to_send(self, delta: ChangelogDelta) -> bool:
+        """Send a delta.
+
+        Returns:
+            False if a broker refused records that the next attempt leaves out.
         """
         try:
             self._send_delta(self._producer or self._open(), delta)
-        except BaseException:
+        except BaseException as error:
             self.close()  # an open transaction is aborted, and the next attempt asks Kafka for the position
+            if isinstance(error, RecordsRefused) and self._letters.learn(error):
+                return False
             raise
+        return True
 
     def count_rows(self) -> int:
         """Return 0: a sink merges nothing."""
@@ -160,11 +187,14 @@ class KafkaSink:
         """Return a new producer, after it has found the position."""
         stored = self.position()
         known = None if stored is None else SinkPosition(stored[0], (stored[1],) * RANGE_COUNT)
+        connection = self._connection
+        if self._letters.sends_single:
+            connection = replace(connection, properties={**connection.properties, "batch.num.messages": 1})
         if self._delivery == "exactly-once":
             sink_id = f"penstock.{self.name}.{_read_sink_id(_locate_id(self.lake, self.name))}"
-            self._producer = TransactionalProducer(self._connection, self._timeout, sink_id, self._topics.positions)
+            self._producer = TransactionalProducer(connection, self._timeout, sink_id, self._topics.positions)
         else:
-            self._producer = FlushedProducer(self._connection, self._timeout)
+            self._producer = FlushedProducer(connection, self._timeout)
         self._position = self._producer.open(known)
         return self._producer
 
@@ -182,32 +212,60 @@ class KafkaSink:
             found = deltas[start]
             assert found is not None, "a lake that had a changelog has one"
             if part in found.ranges:
-                sent_bytes += self._send_range(producer, found, part)
+                sent_bytes += self._send_range(producer, found, part, start)
             position = position.advance(part, found.version)
             if sent_bytes > TRANSACTION_BYTES:
                 self._position, sent_bytes = producer.commit(position), 0
         self._position = producer.commit(position)
         self._position_file.write(position.changelog_id, min(position.versions))
 
-    def _send_range(self, producer: RecordProducer, delta: ChangelogDelta, part: int) -> int:
-        """Send the records of a vbucket range.
+    def _send_range(
+        self, producer: RecordProducer, delta: ChangelogDelta, part: int, start: tuple[str, int] | None
+    ) -> int:
+        """Send the records of a vbucket range. Its dead letters are stored before the position is committed.
 
         Returns:
             The size of the records.
+
+        Raises:
+            RecordsRefused: a record about a rollback is refused, or one of a document without dead letters.
         """
         changes = read_ordered_changes(delta, part, with_known=self._before)
         now, sent_bytes = time.time_ns() // 10**6, 0
         for row in changes.rollbacks.to_pylist():
-            producer.send(self._topics.rollbacks, b"%d" % row["vbucket"], self._encoder.encode_rollback(row, now))
-        for event in list_events(changes, with_before=self._before):
-            version = event.version
-            topic = self._topics.find_topic(*name_collection(version), version.collection_id)
-            text = self._encoder.encode(event, now)
-            producer.send(topic, version.key, text)
-            sent_bytes += len(text) + len(version.key)
-            if self._tombstones and event.operation is EventOperation.DELETE:
-                producer.send(topic, version.key, None)
+            topic, key = self._topics.rollbacks, b"%d" % row["vbucket"]
+            text = self._encoder.encode_rollback(row, now)
+            if (refusal := producer.send(topic, key, text)) is not None:
+                record = RefusedRecord(topic, key, len(text), None, refusal)
+                raise RecordsRefused(self._connection.address, [record])
+        with self._letters.open_range(delta.changelog_id, part, start) as letters:
+            for event in list_events(changes, with_before=self._before):
+                sent_bytes += self._send_event(producer, event, now, letters)
         return sent_bytes
+
+    def _send_event(self, producer: RecordProducer, event: DocumentEvent, now: int, letters: RangeLetters) -> int:
+        """Send an event, and its tombstone.
+
+        Returns:
+            The size of the records.
+        """
+        version, topic = event.version, ""
+        text = self._encoder.encode(event, now)
+        size = len(text) + len(version.key)
+        try:
+            topic = self._topics.find_topic(*name_collection(version), version.collection_id)
+        except TopicMissing as error:
+            letters.add(version, topic, size, error.refusal)
+            return 0
+        refusal = self._letters.find(topic, version) or producer.send(topic, version.key, text)
+        if refusal is not None:
+            letters.add(version, topic, size, refusal)
+            size = 0
+        if self._tombstones and event.operation is EventOperation.DELETE and not (refusal and refusal.is_of_topic):
+            refusal = producer.send(topic, version.key, None)
+            if refusal is not None:
+                letters.add(version, topic, len(version.key), refusal)
+        return size
 
 
 def _locate_id(lake: LakeDirectory, name: str) -> LakePath:
@@ -264,6 +322,11 @@ class KafkaKind(DependentKind):
     password_env: str | None = None
     properties: Mapping[str, PropertyValue] = field(default_factory=dict, hash=False)
     timeout: float = option(number(0.1, 3600), "seconds to wait for brokers", default=30.0)
+    dead_letter_path: str | None = option(
+        nonempty("a directory", metavar="DIRECTORY", is_path=True),
+        "directory for Parquet files of the changes whose record Kafka refuses, or a URL of an object store",
+        default=None,
+    )
     bucket: str | None = None
     unique_keys: bool = False
 
@@ -272,10 +335,20 @@ class KafkaKind(DependentKind):
         check_limits(self)
         self.make_topics()
         self.make_connection()
+        self.find_letter_directory()
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> KafkaSink:
         """Return the sink of this declaration for a lake."""
         return KafkaSink.of_declaration(lake, self)
+
+    @property
+    def dead_letters(self) -> str | None:
+        """The directory of refused changes, None without one."""
+        return self.dead_letter_path
+
+    def find_letter_directory(self) -> LakePath | None:
+        """Return the directory of dead letters, None without one."""
+        return None if self.dead_letter_path is None else parse_directory("dead_letter_path", self.dead_letter_path)
 
     def describe(self) -> str:
         """Return topic and guarantee, for plans."""
