@@ -3,15 +3,17 @@
 | space | way in | way back |
 | --- | --- | --- |
 | printed text: terminals, logs, messages of errors | escape_text, escape_bytes | unescape_text, unescape_bytes |
+| sentences and JSON on terminals and in logs | make_printable, make_json_printable | none; reading the JSON |
 | a part of a URL's path | quote_part | unquote_part |
 | keys of documents that Penstock itself keeps | quote_key_part | unquote_part |
-| connection strings, roles; directories of a node | check_bucket_name, check_new_bucket | the same name |
+| connection strings, roles; directories of a node | find_bucket_name_error, check_new_bucket | the same name |
 
 The ways in are injective: two names never become one. Nothing here depends on a layer.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from urllib.parse import quote, unquote
 
@@ -19,11 +21,13 @@ from penstock.errors import UsageError
 
 __all__ = [
     "MEMBER_FILE",
-    "check_bucket_name",
     "check_new_bucket",
     "escape_bytes",
     "escape_text",
+    "find_bucket_name_error",
     "is_bucket_name",
+    "make_json_printable",
+    "make_printable",
     "quote_key_part",
     "quote_part",
     "unescape_bytes",
@@ -61,6 +65,21 @@ def _escape_character(char: str) -> str:
 def unescape_text(shown: str) -> str:
     """Return the text that `escape_text` has escaped."""
     return _ESCAPE.sub(lambda found: _LONG.get(found[0]) or chr(int(found[0][2:], 16)), shown)
+
+
+def make_printable(text: str) -> str:
+    """Return a sentence in one line: as `escape_text`, but backslashes stay, so there is no way back.
+
+    It is for texts that may have escaped names in them already.
+    """
+    return text if text.isprintable() else "".join(c if c == "\\" else _escape_character(c) for c in text)
+
+
+def make_json_printable(line: str) -> str:
+    """Return the same JSON, in which characters that a terminal does not show as they stand are escaped."""
+    if line.isprintable():
+        return line
+    return "".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in line)
 
 
 def escape_bytes(data: bytes) -> str:
@@ -107,21 +126,15 @@ MEMBER_FILE = "cluster.json"
 
 
 def is_bucket_name(name: str) -> bool:
-    """Return whether a bucket can have a name. Only dots would name another directory."""
-    return _BUCKET_NAME.fullmatch(name) is not None and name.strip(".") != ""
+    """Return whether a bucket can have a name."""
+    return not find_bucket_name_error(name)
 
 
-def check_bucket_name(name: str) -> str:
-    """Return the name of a bucket.
-
-    Raises:
-        UsageError: no bucket can have the name.
-    """
-    if name and not name.strip("."):
-        raise UsageError(f"bucket name {name!r}, expected a name with other characters than dots")
-    if not is_bucket_name(name):
-        raise UsageError(f"bucket name {name!r}, expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -")
-    return name
+def find_bucket_name_error(name: str) -> str:
+    """Return the end of an error about a bucket's name; empty if a bucket can have the name."""
+    if not _BUCKET_NAME.fullmatch(name):
+        return "expected 1 to 100 of the characters A-Z a-z 0-9 _ . % -"
+    return "" if name.strip(".") else "expected a name with other characters than dots"
 
 
 def check_new_bucket(name: str) -> None:
@@ -130,5 +143,8 @@ def check_new_bucket(name: str) -> None:
     Raises:
         UsageError: no bucket of a node can have the name.
     """
-    if check_bucket_name(name).removesuffix(".new") == MEMBER_FILE:
-        raise UsageError(f"bucket name {name!r}, which is a file of the node; expected another name")
+    is_taken = name.removesuffix(".new") == MEMBER_FILE
+    if expected := find_bucket_name_error(name) or (
+        "expected another name than that of the node's file" if is_taken else ""
+    ):
+        raise UsageError(f"bucket {name!r}: {expected}")

@@ -6,6 +6,7 @@ In: commands, their options and their output. Out: logic that a Python program c
 import sys
 from collections.abc import Sequence
 
+from penstock.cli.base.show import print_text
 from penstock.version import __version__
 
 __all__ = ["ORDER", "main"]
@@ -25,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:  # scripts often request it: without loading the commands it takes a tenth of the time
-        print(f"penstock {__version__}")
+        print_text(f"penstock {__version__}")
         return 0
     from penstock.cli.entry import run_command
 

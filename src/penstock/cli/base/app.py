@@ -15,6 +15,7 @@ from typer.core import TyperGroup
 from penstock.cli.base.exit_codes import SIGNAL_BASE, SignalReceived
 from penstock.cli.base.logs import LogFormat, LogLevel, configure_log
 from penstock.cli.base.option_parameters import make_annotation
+from penstock.cli.base.show import print_text
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions, parse_address
 from penstock.client.login.credentials import Credentials, resolve_credentials
 from penstock.client.login.secret_sources import choose_secret
@@ -152,7 +153,7 @@ app = typer.Typer(
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        print(f"penstock {__version__}")
+        print_text(f"penstock {__version__}")
         raise typer.Exit
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import sys
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -13,6 +12,7 @@ from types import FrameType
 from typing import TypeVar
 
 from penstock.cli.base.exit_codes import SignalReceived
+from penstock.cli.base.show import print_text
 
 __all__ = ["ending_on_sigterm", "run_interruptibly", "run_until_signal"]
 
@@ -101,7 +101,7 @@ def run_interruptibly(work: Callable[[Callable[[], None]], T]) -> T:
     def on_signal(number: int, frame: FrameType | None) -> None:
         check()
         received.append(number)
-        print("Stopping; interrupt again to stop at once.", file=sys.stderr)
+        print_text("Stopping; interrupt again to stop at once.", on_stderr=True)
 
     def main() -> None:
         try:

@@ -12,6 +12,9 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from enum import StrEnum
 from types import FrameType
+from typing import Any
+
+from penstock.names import make_json_printable, make_printable
 
 __all__ = ["LogFormat", "LogLevel", "configure_log", "log_as_json", "logging_on_stderr"]
 
@@ -50,10 +53,23 @@ class _JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             found["exception"] = self.formatException(record.exc_info)
-        return json.dumps(found, ensure_ascii=False)
+        return make_json_printable(json.dumps(found, ensure_ascii=False))
 
 
-class _ConsoleFormatter(logging.Formatter):
+class _TextFormatter(logging.Formatter):
+    """Formats a record as text in one line, and a traceback in further lines. Unprintable characters are escaped."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        record.message = make_printable(record.message)
+        return super().formatMessage(record)
+
+    def formatException(self, ei: Any) -> str:
+        """Return the lines of a traceback."""
+        return "\n".join(map(make_printable, super().formatException(ei).split("\n")))
+
+
+class _ConsoleFormatter(_TextFormatter):
     """Formats a record as text with its time, level and logger."""
 
     def formatTime(self, record: logging.LogRecord, datefmt: str | None = None) -> str:
@@ -79,7 +95,7 @@ def logging_on_stderr() -> Iterator[None]:
     SIGUSR1 makes the log one level more detailed, SIGUSR2 sets the level of the start again.
     """
     handler, level = _CommandHandler(), _LOGGER.level
-    handler.setFormatter(logging.Formatter("penstock: %(message)s"))
+    handler.setFormatter(_TextFormatter("penstock: %(message)s"))
     _LOGGER.addHandler(handler)
     before = _change_level_on_signals()
     try:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.base.show import format_one_line
+from penstock.cli.base.show import format_name, format_one_line
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -89,6 +89,8 @@ def _format_cell(row: Mapping[str, Any], column: str) -> str:
     content = row[column]
     if column == "key" and content is None:
         content = row.get("key_bytes")
+    if column == "key" and content is not None:
+        return format_name(content, _MAX_WIDTHS[column])
     if isinstance(content, str):
         content = content.encode()
     if isinstance(content, bytes):

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, TextIO
 import typer
 
 from penstock.cli.base.logs import log_as_json
+from penstock.cli.base.show import print_text
+from penstock.names import make_printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress, TaskID
@@ -59,8 +61,8 @@ def show_status(text: str, *, is_quiet: bool) -> Iterator[Callable[[str], None]]
         columns = (SpinnerColumn(), status, TimeElapsedColumn())
         console = Console(stderr=True)
         with Progress(*columns, console=console, transient=True, redirect_stdout=False) as shown:
-            task = shown.add_task(text, total=None)
-            yield lambda text: shown.update(task, description=text)
+            task = shown.add_task(make_printable(text), total=None)
+            yield lambda text: shown.update(task, description=make_printable(text))
     else:
         yield from _print_status(text)
 
@@ -122,7 +124,7 @@ async def _print_lines(name: str, read_progress: Callable[[], TransferProgress],
 def _print_line(line: str) -> None:
     """Print a line, or log it as JSON if the log is JSON."""
     if not log_as_json(line, logging.INFO):
-        print(line, file=sys.stderr, flush=True)
+        print_text(line, on_stderr=True)
 
 
 async def _refresh_bar(name: str, read_progress: Callable[[], TransferProgress], noun: str) -> None:
@@ -130,16 +132,16 @@ async def _refresh_bar(name: str, read_progress: Callable[[], TransferProgress],
     from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
     columns = (
-        TextColumn(name, markup=False),
+        TextColumn("{task.fields[name]}", markup=False),
         BarColumn(bar_width=20),
         TaskProgressColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         TimeRemainingColumn(),
     )
     with Progress(
         *columns, console=Console(stderr=True), transient=True, auto_refresh=False, redirect_stdout=False
     ) as bar:
-        task, started = bar.add_task("", total=None), time.monotonic()
+        task, started = bar.add_task("", total=None, name=make_printable(name)), time.monotonic()
         while True:
             _update_bar(bar, task, read_progress(), time.monotonic() - started, noun)
             await asyncio.sleep(_REFRESH_SECONDS)

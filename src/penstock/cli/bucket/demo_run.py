@@ -20,6 +20,7 @@ from penstock.cli.bucket.load import LoadResult, load_documents
 from penstock.cli.bucket.random_changes import ChangeMix, Workload, WorkloadTally, read_live_keys
 from penstock.cli.bucket.samples import make_samples
 from penstock.errors import Error
+from penstock.names import make_printable
 from penstock.text_files import LineReader
 
 if TYPE_CHECKING:
@@ -161,6 +162,8 @@ class DemoRun:
         self, progress: SourceProgress, differences: list[str], documents: int, lake: LakeDirectory
     ) -> None:
         """Print some rows of both tables, and the result of the comparison."""
+        from rich.text import Text
+
         for name in ("changelog", "current"):
             self.console.print()
             self.console.print(make_lake_table(lake, name, 5), soft_wrap=False)
@@ -171,7 +174,7 @@ class DemoRun:
             f"[bold]Changelog[/]  {progress.changelog_rows:,} rows from {progress.batches} micro-batches"
         )
         for difference in differences[:5]:
-            self.console.print(f"[red]{difference}[/]")
+            self.console.print(Text(make_printable(difference), style="red"))
         verdict = (
             f"[red]{len(differences):,} differences between the current table and the bucket[/]"
             if differences

@@ -22,7 +22,7 @@ from penstock.cli.base.app import (
 )
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address, ConnectionOptions
 from penstock.client.filters.filter_options import FilterOptions
@@ -123,10 +123,10 @@ def dump(
     nbytes, seconds = file.stat().st_size, round(time.monotonic() - started, 3)
     if as_json:
         summary = {"file": str(file), "rows": rows, "bytes": nbytes, "seconds": seconds, "continued": is_continued}
-        print(format_json_line({**summary, "unreadable": asdict(unreadable)}))
+        print_text(format_json_line({**summary, "unreadable": asdict(unreadable)}))
     elif not options.quiet:
         continued = ", continued from an earlier run" if is_continued else ""
-        print(f"{file}: {rows} changes, {nbytes} bytes, {seconds:.1f} s{continued}")
+        print_text(f"{file}: {rows} changes, {nbytes} bytes, {seconds:.1f} s{continued}")
     if unreadable.count:
         warn(unreadable.describe())
         raise typer.Exit(ExitCode.FAILURE)
@@ -205,9 +205,9 @@ async def _restore(address: Address, path: Path, options: RestoreOptions, *, as_
             # Also after a failure: the changes counted here are in the bucket.
             seconds = round(time.monotonic() - started, 3)
             if as_json:
-                print(format_json_line({**asdict(counts), "seconds": seconds}))
+                print_text(format_json_line({**asdict(counts), "seconds": seconds}))
             elif not options.quiet:
-                print(
+                print_text(
                     f"{counts.rows} changes: {counts.written} written, {counts.kept} already there or newer, "
                     f"{counts.missing} deletions of missing documents, {counts.refused} refused, {seconds:.1f} s"
                 )

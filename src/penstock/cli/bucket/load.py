@@ -15,7 +15,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, read_documents
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.text_files import LineReader
@@ -114,7 +114,7 @@ def load(
         finally:
             # Also after a failure or Ctrl-C: the documents counted here are in the bucket.
             if done.seconds and (as_json or not quiet):
-                print(format_json_line(asdict(done)) if as_json else done)
+                print_text(format_json_line(asdict(done)) if as_json else done)
     if done.stopped_at_line is not None:
         raise typer.Exit(ExitCode.FAILURE)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, format_name, print_text
 from penstock.cli.base.work_display import show_status
 from penstock.cli.bucket.position_places import STORE_HELP, StorePlace, list_stores, needs_bucket, open_store
 from penstock.client.connect.address import DEFAULT_URL, Address
@@ -75,7 +75,7 @@ def list_positions(
         async with _connect(resolve_address(url, username, password), stores) as bucket:
             for place in stores:
                 for store in await list_stores(place, bucket):
-                    print(_format_summary(store, await store.read(), as_json=as_json))
+                    print_text(_format_summary(store, await store.read(), as_json=as_json))
 
     asyncio.run(run())
 
@@ -101,7 +101,7 @@ def show_positions(
     async def run() -> None:
         async with _connect(resolve_address(url, username, password), [store]) as bucket:
             saved = await _read_existing(open_store(store, bucket))
-            print(encode_positions(saved).decode() if as_json else _format_positions(saved))
+            print_text(encode_positions(saved).decode() if as_json else _format_positions(saved))
 
     asyncio.run(run())
 
@@ -130,9 +130,9 @@ def show_members(
         async with _connect_bucket(resolve_address(url, username, password)) as bucket:
             members = await read_members(bucket, group.removeprefix(_GROUP))
             if not members and not as_json:
-                print(f"group:{group.removeprefix(_GROUP)}: no members")
+                print_text(f"group:{format_name(group.removeprefix(_GROUP))}: no members")
             for member in members:
-                print(_format_member(member, as_json=as_json))
+                print_text(_format_member(member, as_json=as_json))
 
     asyncio.run(run())
 
@@ -179,7 +179,7 @@ async def _move_positions(place: PositionStore, bucket: Bucket, to: str, *, as_j
     with show_status(f"Searching {bucket.address}", is_quiet=as_json):
         moved = replace(current, by_vbucket=await _find_positions(bucket, to))
     await place.write(moved)
-    print(_format_summary(place, moved, as_json=as_json))
+    print_text(_format_summary(place, moved, as_json=as_json))
 
 
 @commands.command(
@@ -237,7 +237,7 @@ def reset_positions(
                 await _move_positions(place, bucket, at, as_json=as_json)
                 return
             await place.remove()
-            print(format_json_line({"reset": str(place)}) if as_json else f"Reset {place}.")
+            print_text(format_json_line({"reset": str(place)}) if as_json else f"Reset {format_name(str(place))}.")
 
     asyncio.run(run())
 
@@ -348,7 +348,7 @@ async def _write_new(store: PositionStore, saved: SavedPositions, *, is_replacin
     if await store.read() is not None and not is_replacing:
         raise UsageError(f"{store} has positions already, expected none; --replace replaces them")
     await store.write(saved)
-    print(_format_summary(store, saved, as_json=as_json))
+    print_text(_format_summary(store, saved, as_json=as_json))
 
 
 async def _read_source(source: str, position_format: PositionFormat, bucket: Bucket) -> bytes:
@@ -384,7 +384,11 @@ async def _read_group(group: str, bucket: Bucket) -> bytes:
 
 def _format_summary(store: PositionStore, saved: SavedPositions | None, *, as_json: bool) -> str:
     if saved is None:
-        return format_json_line({"store": str(store), "positions": 0}) if as_json else f"{store}: no positions"
+        return (
+            format_json_line({"store": str(store), "positions": 0})
+            if as_json
+            else f"{format_name(str(store))}: no positions"
+        )
     seqnos = sum(each.seqno for each in saved.by_vbucket.values())
     content: dict[str, Any] = {
         "store": str(store),
@@ -396,9 +400,10 @@ def _format_summary(store: PositionStore, saved: SavedPositions | None, *, as_js
     }
     if as_json:
         return format_json_line(content)
-    name = f"bucket {saved.bucket}" if saved.bucket else "bucket unknown"
+    name = f"bucket {format_name(saved.bucket)}" if saved.bucket else "bucket unknown"
     uuid = f", uuid {saved.uuid}" if saved.uuid else ""
-    return f"{store}: {name}{uuid}, {len(saved.by_vbucket)} of {saved.vbuckets} vbuckets, {seqnos} seqnos"
+    place = format_name(str(store))
+    return f"{place}: {name}{uuid}, {len(saved.by_vbucket)} of {saved.vbuckets} vbuckets, {seqnos} seqnos"
 
 
 def _format_member(member: GroupMemberReport, *, as_json: bool) -> str:
@@ -408,7 +413,7 @@ def _format_member(member: GroupMemberReport, *, as_json: bool) -> str:
     moves = [f"{word} {format_ranges(each, ',')}" for word, each in _list_moves(member) if each]
     owned = format_ranges(member.vbuckets, ",") or "none"
     words = [f"vbuckets {owned}", *moves, f"lease {member.lease_seconds:g} s", f"last sign {beat or 'none'}"]
-    return f"{member.name}: {', '.join(words)}"
+    return f"{format_name(member.name)}: {', '.join(words)}"
 
 
 def _list_moves(member: GroupMemberReport) -> list[tuple[str, tuple[int, ...]]]:

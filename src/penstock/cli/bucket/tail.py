@@ -25,7 +25,7 @@ from penstock.cli.base.app import (
     resolve_address,
 )
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.show import format_json_line, format_name, format_one_line, print_text
 from penstock.cli.base.work_display import show_status
 from penstock.client.connect.address import DEFAULT_URL, Address, Compression, ConnectionOptions, MissingVbuckets
 from penstock.client.connect.dropped_frames import EXPECTED_REASONS, describe_drops
@@ -148,7 +148,7 @@ def tail(
         else (lambda change: _format_text(change, 0 if options.keys_only else columns))
     )
     if sys.stdout.isatty() and not as_json:
-        print(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
+        print_text(_HEADER.removesuffix(" value") if options.keys_only else _HEADER)
     address = override_options(resolve_address(url, username, password), read_shared_values(options, ConnectionOptions))
     listener = read_listener(options.metrics, options.metrics_login)
     asyncio.run(_print_changes(address, options, listener, line, as_json=as_json))
@@ -184,7 +184,7 @@ async def _print_changes(
                     counted += len(changes)
                     show(f"{counted:,} changes, {counted / (time.monotonic() - started):,.0f}/s")
                     # One write for each batch; flushed, because a reader of the pipe waits for it.
-                    print("\n".join(map(line, changes)), flush=True)
+                    print_text("\n".join(map(line, changes)))
                     if limit is not None:
                         limit -= len(changes)
                         if not limit:
@@ -206,13 +206,13 @@ async def _reporting(
 
     def show(report: ConsumerReport) -> None:
         text = json.dumps({"report": report.to_dict()}) if as_json else _format_report(report)
-        print(text, file=sys.stderr, flush=True)
+        print_text(text, on_stderr=True)
 
     async with AsyncExitStack() as stack:
         if listener is not None:
             port = await stack.enter_async_context(serve_reports(ConsumerReporter(bucket, read_state), listener))
             assert port is not None
-            print(f"Metrics: {listener.make_url(port)}", file=sys.stderr, flush=True)
+            print_text(f"Metrics: {listener.make_url(port)}", on_stderr=True)
         if options.report is not None:
             reporter = ConsumerReporter(bucket, read_state)
             await stack.enter_async_context(repeat_reports(reporter, show, options.report))
@@ -246,9 +246,9 @@ def _report_omissions(stream: ChangeStream, *, as_json: bool) -> None:
         print(f"Not shown: {unreadable.describe()}", file=sys.stderr)
     dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in EXPECTED_REASONS}
     if dropped:
-        print(f"Not shown: {describe_drops(dropped)}", file=sys.stderr)
+        print_text(f"Not shown: {describe_drops(dropped)}", on_stderr=True)
     if missing := stream.missing:
-        print(f"Not shown: vbuckets {format_ranges(missing, ', ')}, which waited for their nodes", file=sys.stderr)
+        print_text(f"Not shown: vbuckets {format_ranges(missing, ', ')}, which waited for their nodes", on_stderr=True)
 
 
 def _format_json(change: Change, keys_only: bool) -> str:
@@ -262,7 +262,7 @@ def _format_text(change: Change, value_width: int) -> str:
     if change.key is None:
         return f"{start} {_format_event(change)}"
     size = "" if change.value is None else len(change.value)
-    key = format_one_line(change.key, 250)
+    key = format_name(change.key)
     if change.collection_id:
         name = ".".join(part for part in (change.scope, change.collection) if part is not None)
         key = f"{name or f'0x{change.collection_id:x}'}/{key}"

@@ -15,7 +15,7 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, ap
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.json_lines import BadLine, open_input, read_keys
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.bucket.random_changes import ChangeMix, Workload, WorkloadTally, read_live_keys
 from penstock.cli.bucket.samples import make_samples
@@ -86,7 +86,7 @@ def workload(
         raise UsageError("--count without --docs; use --changes to limit the changes")
     tally = asyncio.run(_run_workload(resolve_address(url, username, password), plan, quiet=quiet or as_json))
     summary = {**asdict(tally), "changes": tally.changes, "rate": round(tally.rate, 1)}
-    print(format_json_line(summary) if as_json else tally)
+    print_text(format_json_line(summary) if as_json else tally)
 
 
 def _refuse_changes(given: Mapping[str, object]) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.json_lines import open_input
-from penstock.cli.base.show import format_json_line, format_one_line, warn
+from penstock.cli.base.show import format_json_line, format_one_line, print_text, warn
 from penstock.cli.capture.frame_text import (
     CapturedBytes,
     FrameSlice,
@@ -104,7 +104,7 @@ def decode(
         chunks = _read_chunks(source or ["-"], input_format, port or (), files, left_out)
         for found in _format_messages(chunks, None if dialect == "auto" else Dialect(dialect), line):
             # One write for each chunk; flushed, because a reader of the pipe waits for it.
-            print("\n".join(text for text, _ in found), flush=True)
+            print_text("\n".join(text for text, _ in found))
             messages += len(found)
             faults += sum(fault for _, fault in found)
     if not messages:

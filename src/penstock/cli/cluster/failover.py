@@ -9,7 +9,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.exit_codes import ExitCode
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.client.connect.address import Address
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.topology.missing_vbuckets import format_ranges
@@ -67,7 +67,7 @@ def failover(
     lost = resolve_address(node, username, password)
     others = [resolve_address(url, username, password) for url in remaining]
     result = asyncio.run(_fail_over(lost, others, may_lose=lose))
-    print(_format_result(result, as_json=as_json))
+    print_text(_format_result(result, as_json=as_json))
     if result.risks and not as_json:
         warn(f"changes may be lost: {format_risks(result.risks)}")
     if result.lost:

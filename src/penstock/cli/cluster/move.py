@@ -11,7 +11,7 @@ import typer
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, format_examples, resolve_address
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.cluster.replicate import report_replicas
 from penstock.client.connect.address import Address
 from penstock.client.discovery.endpoint import format_endpoint
@@ -113,13 +113,13 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
     def report(done: MovedVbucket) -> None:
         nonlocal moved
         moved += 1
-        print(_format_moved(done, as_json=as_json), flush=True)
+        print_text(_format_moved(done, as_json=as_json))
 
     def finish() -> None:
         nonlocal is_done
         is_done = True
         if not as_json:
-            print(f"{moved} vbuckets moved", flush=True)
+            print_text(f"{moved} vbuckets moved")
 
     async def work(stop: asyncio.Event) -> None:
         publisher = MapPublisher(origin)

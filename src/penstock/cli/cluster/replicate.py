@@ -21,7 +21,7 @@ from penstock.cli.base.app import (
 )
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.connect.address import Address
 from penstock.errors import UsageError
@@ -151,7 +151,7 @@ async def _replicate(
         await run_until_signal(work, is_complete=lambda: not options.until_caught_up)
     finally:
         if last is not None:
-            print(format_json_line(last.to_dict()) if as_json else _format_summary(last))
+            print_text(format_json_line(last.to_dict()) if as_json else _format_summary(last))
 
 
 def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:
@@ -164,7 +164,7 @@ def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:
             last = (vbuckets, lag)
             found = {"replicas": vbuckets, "lag": lag}
             line = f"{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
-            print(format_json_line(found) if as_json else line, flush=True)
+            print_text(format_json_line(found) if as_json else line)
 
     return report
 
@@ -197,7 +197,7 @@ def _make_line_printer() -> Callable[[ReplicationProgress], None]:
         nonlocal due
         if progress.seconds >= due:
             due = progress.seconds + _SECONDS_BETWEEN_LINES
-            print(format_json_line(progress.to_dict()), flush=True)
+            print_text(format_json_line(progress.to_dict()))
 
     return print_line
 

@@ -17,7 +17,7 @@ from penstock.cli.base.app import AsJson, Panel, PasswordFile, Username, app, fo
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.client.xdcr.xdcr_options import XdcrOptions
@@ -137,7 +137,9 @@ async def _run_replication(replication: BucketReplication, *, as_json: bool, is_
     finally:
         reporting.cancel()
         await asyncio.gather(reporting, return_exceptions=True)
-        print(format_json_line({**asdict(replication.progress), "done": True}) if as_json else replication.progress)
+        print_text(
+            format_json_line({**asdict(replication.progress), "done": True}) if as_json else replication.progress
+        )
 
 
 async def _report_progress(replication: BucketReplication, *, as_json: bool, is_quiet: bool) -> None:
@@ -154,7 +156,7 @@ async def _report_progress(replication: BucketReplication, *, as_json: bool, is_
             rate, before, since = (received - before) / (now - since), received, now
             if as_json:
                 numbers = {**asdict(replication.progress), "rate": round(rate, 1), "lag": lag, "done": False}
-                print(format_json_line(numbers), flush=True)
+                print_text(format_json_line(numbers))
             else:
                 behind = "unknown" if lag is None else f"{lag:,}"
                 show(f"{replication.progress}; {rate:,.0f}/s, lag {behind}; Ctrl-C stops.")

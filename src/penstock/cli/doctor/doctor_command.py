@@ -26,6 +26,7 @@ from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.show import format_json_line, format_one_line
 from penstock.cli.doctor.finding import Finding, FindingState
 from penstock.client.connect.address import Address
+from penstock.names import make_printable
 
 _STYLES = {
     FindingState.OK: "green",
@@ -102,7 +103,7 @@ def _print_findings(found: Iterable[Finding], counts: Counter[FindingState], *, 
         text = format_one_line(each.text.encode(), _LONGEST)
         console.print(Text.assemble("  ", (f"{each.state.value:{_WIDTH}}", _STYLES[each.state]), "  ", text))
         if each.advice:
-            console.print(Text(f"  {'':{_WIDTH}}  -> {each.advice}"))
+            console.print(Text(f"  {'':{_WIDTH}}  -> {make_printable(each.advice)}"))
     problems, warnings = counts[FindingState.PROBLEM], counts[FindingState.WARNING]
     console.print(Text(f"{_count(problems, 'problem')}, {_count(warnings, 'warning')}."))
     if not has_server:

@@ -11,7 +11,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.exit_codes import ExitCode
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import StoreDamaged, UsageError
@@ -94,7 +94,7 @@ def _check_bucket(path: Path, *, repair: bool, as_json: bool, is_quiet: bool) ->
             raise
         record = repairing.restore_record(files)
         restored = {"directory": str(path), "restored": "bucket.json"}
-        print(format_json_line(restored) if as_json else f"{path}: bucket.json was restored from its copy", flush=True)
+        print_text(format_json_line(restored) if as_json else f"{path}: bucket.json was restored from its copy")
     try:
         if "repair" in record:
             if not repair:
@@ -102,9 +102,8 @@ def _check_bucket(path: Path, *, repair: bool, as_json: bool, is_quiet: bool) ->
             record = repairing.finish_repair(files, record)
         with show_status(f"Checking {path}", is_quiet=is_quiet or as_json):
             report = repairing.check_bucket(files, record, clock=time.time_ns, new_vbuuid=Machine().make_vbuuid)
-        print(
+        print_text(
             format_json_line(_make_object(path, report)) if as_json else "\n".join(_format_report(path, report)),
-            flush=True,
         )
         if not report.losses:
             return True
@@ -112,7 +111,7 @@ def _check_bucket(path: Path, *, repair: bool, as_json: bool, is_quiet: bool) ->
             return False
         aside = path / repairing.repair_bucket(files, report)
         done = {"directory": str(path), "repaired": True, "replaced": str(aside)}
-        print(format_json_line(done) if as_json else f"  repaired; the replaced files are in {aside}")
+        print_text(format_json_line(done) if as_json else f"  repaired; the replaced files are in {aside}")
         return True
     finally:
         files.unlock()

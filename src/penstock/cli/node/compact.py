@@ -9,7 +9,7 @@ from typing import Annotated, NamedTuple
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error, NotSupported, UsageError
@@ -69,9 +69,9 @@ def compact(
         with show_status(f"Compacting {data_dir / (bucket or 'default')}", is_quiet=quiet or as_json):
             done = _compact_files(data_dir, bucket or "default", purge_age)
     if as_json:
-        print(format_json_line({"bucket": done.bucket, "bytes_before": done.before, "bytes_after": done.after}))
+        print_text(format_json_line({"bucket": done.bucket, "bytes_before": done.before, "bytes_after": done.after}))
     else:
-        print(f"{done.bucket}: {done.before:,} bytes, now {done.after:,} bytes.")
+        print_text(f"{done.bucket}: {done.before:,} bytes, now {done.after:,} bytes.")
 
 
 async def _compact_on_node(address: Address) -> CompactionResult:

@@ -17,7 +17,7 @@ from penstock.cli.base.app import (
     resolve_address,
 )
 from penstock.cli.base.option_parameters import add_options
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.errors import UsageError
 from penstock.node.session.node_options import HTTP_PORT, NodeOptions
 from penstock.store.definition.bucket_settings import BucketSettings
@@ -135,14 +135,13 @@ def _print_addresses(node: Node, *, as_json: bool) -> None:
         ports = {"kv_port": node.kv_port, "http_port": node.http_port}
         ports |= {"tls_port": node.tls_port, "https_port": node.https_port} if node.tls_port else {}
         where = {"url": urls[0], **ports, "dashboard": _make_dashboard_url(node), "pid": os.getpid(), **source}
-        print(format_json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})), flush=True)
+        print_text(format_json_line(where | ({"data_dir": str(data_dir)} if data_dir else {})))
         return
     following = f", following {source['follow']} over {source['dialect']}" if source else ""
     kept = f", kept in {data_dir}" if data_dir else ""
-    print(
+    print_text(
         f"Serving {', '.join(urls)}{following}{kept}; management on port {node.http_port}; press Ctrl-C to stop.\n"
         f"Dashboard: {_make_dashboard_url(node)}",
-        flush=True,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
-from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.show import format_json_line, format_one_line, print_text
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported, UsageError
 
@@ -44,11 +44,11 @@ def stats(
     """Print the statistics of a bucket."""
     found = asyncio.run(_read_stats(" ".join((group, *(arguments or ()))), resolve_address(url, username, password)))
     if as_json:
-        print(format_json_line(found))
+        print_text(format_json_line(found))
     else:
         width = max(map(len, found), default=0)
         lines = (f"{name:{width}}  {text}" for name, text in found.items())
-        print(
+        print_text(
             "\n".join(format_one_line(line.encode(), _WIDTH) for line in lines)
         )  # names may contain the name of a consumer
 

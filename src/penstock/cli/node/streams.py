@@ -9,7 +9,7 @@ import typer
 from msgspec import Struct, ValidationError, convert
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
-from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.show import format_json_line, format_name, print_text
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, KeyNotFound, RemoteProtocolError
@@ -49,13 +49,13 @@ def list_streams(
     found = asyncio.run(_read_reports(resolve_address(url, username, password)))
     if as_json:
         for report in found:
-            print(format_json_line(report))
+            print_text(format_json_line(report))
         return
     rows = [_HEADS, *(_format_row(report) for report in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
         cells = zip(_HEADS, row, widths, strict=True)
-        print(
+        print_text(
             "  ".join(
                 f"{cell:{'>' if head in _NUMBER_COLUMNS else '<'}{width}}" for head, cell, width in cells
             ).rstrip()
@@ -75,7 +75,7 @@ def close_streams(
 ) -> None:
     """Close the change-stream connections with a name, and all their streams."""
     asyncio.run(_close_streams(name, resolve_address(url, username, password)))
-    print(format_json_line({"closed": name}) if as_json else f"Closed {name}.")
+    print_text(format_json_line({"closed": name}) if as_json else f"Closed {format_name(name)}.")
 
 
 class _StreamReport(Struct):
@@ -110,7 +110,7 @@ def _format_row(report: dict[str, Any]) -> tuple[str, ...]:
         read.agent,
     )  # chosen by the peer
     return (
-        *(format_one_line((text or "-").encode(), _NAME_WIDTH) for text in texts),
+        *(format_name(text or "-", _NAME_WIDTH) for text in texts),
         format_ranges(stream.vbucket for stream in read.streams) or "-",
         ",".join(sorted(without)) or "-",
         str(read.items_sent),

@@ -12,7 +12,7 @@ from urllib.parse import quote
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, app, format_examples
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
 
@@ -85,7 +85,9 @@ def init(
     }
     if as_json:
         expires = (now + timedelta(days=days)).isoformat()
-        print(format_json_line({name: str(path) for name, path in files.items()} | {"user": user, "expires": expires}))
+        print_text(
+            format_json_line({name: str(path) for name, path in files.items()} | {"user": user, "expires": expires})
+        )
     else:
         _print_commands(files, user, days)
 
@@ -109,7 +111,7 @@ def _print_commands(files: dict[str, Path], user: str, days: int) -> None:
     node = f"--tls-cert {quoted['server']} --tls-key {quoted['server_key']} --tls-client-ca {quoted['ca']}"
     client = f"couchbases://localhost/default?ca={inside['ca']}"
     shown = f"&certificate={inside['client']}&certificateKey={inside['client_key']}"
-    print(f"Made {', '.join(map(str, files.values()))}; valid for {days} days.")
-    print(f"A node:    penstock serve --tls-port {TLS_PORT} {node}")
-    print(f"A client:  {client}")
-    print(f"as {user}, without a password:  {client}{shown}")
+    print_text(f"Made {', '.join(map(str, files.values()))}; valid for {days} days.")
+    print_text(f"A node:    penstock serve --tls-port {TLS_PORT} {node}")
+    print_text(f"A client:  {client}")
+    print_text(f"as {user}, without a password:  {client}{shown}")

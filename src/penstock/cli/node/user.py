@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, Panel, UsersPath, app, format_examples
-from penstock.cli.base.show import format_json_line, format_one_line
+from penstock.cli.base.show import format_json_line, format_name, print_text
 from penstock.errors import UsageError
 from penstock.text_files import read_text
 
@@ -90,7 +90,11 @@ def add(
             raise _make_exists_error(made.name, path)
         accounts[made.name] = account
     shown = [str(one) for one in made.roles]
-    print(format_json_line({"user": made.name, "roles": shown}) if as_json else f"{made.name}: {' '.join(shown)}")
+    print_text(
+        format_json_line({"user": made.name, "roles": shown})
+        if as_json
+        else f"{format_name(made.name)}: {' '.join(shown)}"
+    )
 
 
 @commands.command("list", epilog=format_examples("penstock user list --users users.json", "penstock user list --json"))
@@ -100,10 +104,12 @@ def list_users(*, users: UsersPath, as_json: AsJson = False) -> None:
 
     accounts, _ = read_users(Path(users))
     rows = [(name, [str(role) for role in account.user.roles]) for name, account in sorted(accounts.items())]
-    names = [format_one_line(name.encode(), _NAME_WIDTH) for name, _ in rows]
+    names = [format_name(name, _NAME_WIDTH) for name, _ in rows]
     for (name, roles), shown in zip(rows, names, strict=True):
         width = max(map(len, names))
-        print(format_json_line({"user": name, "roles": roles}) if as_json else f"{shown:{width}}  {' '.join(roles)}")
+        print_text(
+            format_json_line({"user": name, "roles": roles}) if as_json else f"{shown:{width}}  {' '.join(roles)}"
+        )
 
 
 @commands.command(epilog=format_examples("penstock user remove alice --users users.json"))
@@ -117,7 +123,7 @@ def remove(name: Name, *, users: UsersPath, as_json: AsJson = False) -> None:
     with change_users(Path(users)) as accounts:
         if accounts.pop(name, None) is None:
             raise UsageError(f"no user {name!r} in {users}; there is {', '.join(sorted(accounts)) or 'none'}")
-    print(format_json_line({"removed": name}) if as_json else f"Removed {name}.")
+    print_text(format_json_line({"removed": name}) if as_json else f"Removed {format_name(name)}.")
 
 
 def _check_new_user(users: Path, name: str, replace: bool) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from penstock.cli.base.app import Panel, app, format_examples
+from penstock.cli.base.show import print_text
 from penstock.errors import UsageError
 
 
@@ -49,9 +50,9 @@ def schema(
     if not command:
         width = max(map(len, OUTPUTS))
         for name, output in OUTPUTS.items():
-            print(f"{name:{width}}  {'lines' if output.is_lines else 'object'}")
+            print_text(f"{name:{width}}  {'lines' if output.is_lines else 'object'}")
         return
     name = " ".join(command)
     if name not in OUTPUTS:
         raise UsageError(f"{name!r} prints no JSON, expected a command of the list that `penstock schema` prints")
-    print(json.dumps(make_schema(name), indent=2))
+    print_text(json.dumps(make_schema(name), indent=2))

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.exit_codes import ExitCode
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.outputs.pipeline_outputs import PageLine
 from penstock.cli.pipeline.arguments import PipelineFile
 from penstock.cli.pipeline.group import commands
@@ -69,7 +69,7 @@ def validate(
         raise kind(f"{file}: {error}") from error
     if as_json:
         names = [source.name for source in definition.sources]
-        print(
+        print_text(
             format_json_line(
                 {
                     "file": file,
@@ -83,10 +83,10 @@ def validate(
         )
         return
     for line in lines:
-        print(line)
+        print_text(line)
     sources = ", ".join(str(source.name) for source in definition.sources)
     kept, tables = len(definition.dependents), definition.tables
-    print(f"{file} is valid: sources {sources}; {kept} dependents; lake {definition.lake}; format {tables.format}")
+    print_text(f"{file} is valid: sources {sources}; {kept} dependents; lake {definition.lake}; format {tables.format}")
 
 
 @commands.command(
@@ -110,12 +110,12 @@ def plan(file: PipelineFile, *, execute: Execute = False, as_json: AsJson = Fals
     definition = read_definition(file)
     found, pages = planned(definition, execute=execute), _list_pages(definition)
     for source in found.sources:
-        print(format_json_line(_make_object(source, pages)) if as_json else _format_plan(source), flush=True)
+        print_text(format_json_line(_make_object(source, pages)) if as_json else _format_plan(source))
     for gone in read_removed_status(find_source_lakes(definition)):
         shown = {"name": gone.source, "lake": gone.to_dict()}
-        print(format_json_line(shown) if as_json else _format_removed(gone, file), flush=True)
+        print_text(format_json_line(shown) if as_json else _format_removed(gone, file))
     if pages and not as_json:
-        print("\n".join(["pages of the run", *map(_format_page, pages)]), flush=True)
+        print_text("\n".join(["pages of the run", *map(_format_page, pages)]))
     if found.refusal is not None:
         raise typer.Exit(ExitCode.WRONG_USAGE if isinstance(found.refusal, UsageError) else ExitCode.FAILURE)
     if any(source.warnings for source in found.sources):

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.exit_codes import ExitCode
-from penstock.cli.base.show import format_json_line, format_one_line, warn
+from penstock.cli.base.show import format_json_line, format_one_line, print_text, warn
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import KEYS_HELP, FileOrLake, find_written_lakes
 from penstock.cli.pipeline.group import commands
@@ -90,9 +90,9 @@ def erase(
         is_known |= report.has_collection
         if as_json:
             shown = {"missing_keys": [_show_key(each) for each in report.missing_keys]}
-            print(format_json_line({"source": name, **asdict(report), **shown}), flush=True)
+            print_text(format_json_line({"source": name, **asdict(report), **shown}))
         else:
-            print(_format_report(name, report), flush=True)
+            print_text(_format_report(name, report))
     if missing:
         _report_missing([*missing])
     if not is_known:

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any, Self
 import typer
 
 from penstock.cli.base.exit_codes import ExitCode
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.client.topology.missing_vbuckets import format_ranges
+from penstock.names import make_printable
 
 if TYPE_CHECKING:
     from rich.live import Live
@@ -51,7 +52,7 @@ class ProgressDisplay:
     def print_line(self, text: str) -> None:
         """Print a line, unless the output is JSON or the display is quiet."""
         if not self._as_json and not self._is_quiet:
-            print(text, flush=True)
+            print_text(text)
 
     def show(self, progress: SourceProgress) -> None:
         """Print the progress of one source, unless nothing changed since it was printed last."""
@@ -67,9 +68,9 @@ class ProgressDisplay:
             self._live.start()
             self._live.update(_make_progress_table(self._last.values()), refresh=True)
         elif self._as_json:
-            print(format_json_line(make_progress_object(progress)), flush=True)
+            print_text(format_json_line(make_progress_object(progress)))
         else:
-            print(_format_line(progress), flush=True)
+            print_text(_format_line(progress))
 
 
 def _is_unchanged(before: SourceProgress, now: SourceProgress) -> bool:
@@ -113,6 +114,7 @@ def _format_dependent(each: DependentProgress) -> str:
 def _make_progress_table(sources: Any) -> Table:
     """Return a table with a line for each source and each dependent."""
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=None, pad_edge=False)
     for head in ("", "rows", "written", "rows/s", "bytes/s", "lag", "rolled back", ""):
@@ -126,12 +128,13 @@ def _make_progress_table(sources: Any) -> Table:
             format_size(progress.bytes_per_second),
             _format_lag(progress),
             f"{progress.rollbacks:,}",
-            "; ".join(progress.schema_changes[-2:]),
+            Text(make_printable("; ".join(progress.schema_changes[-2:]))),
         )
         for each in progress.dependents:
             rows = "" if each.rows is None else f"{each.rows:,}"
             applied, pending = f"{each.applied_rows:,}", f"{each.pending:,} rows"
-            table.add_row(f"  {each.name}", rows, applied, "", "", pending, "", each.error or "")
+            error = Text(make_printable(each.error or ""))
+            table.add_row(f"  {each.name}", rows, applied, "", "", pending, "", error)
     return table
 
 
@@ -152,9 +155,9 @@ def print_result(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
     for progress in sources:
         if not as_json:
             name = "" if progress.source is None else f"{progress.source}: "
-            print(f"{name}{progress.rows:,} rows written; the changelog has {progress.changelog_rows:,}.")
+            print_text(f"{name}{progress.rows:,} rows written; the changelog has {progress.changelog_rows:,}.")
             for each in progress.dependents:
                 if each.error:
-                    print(f"{name}{each.kind} {each.name} is {each.pending:,} rows behind: {each.error}")
+                    print_text(f"{name}{each.kind} {each.name} is {each.pending:,} rows behind: {each.error}")
     if any(each.error for progress in sources for each in progress.dependents):
         raise typer.Exit(ExitCode.FAILURE)

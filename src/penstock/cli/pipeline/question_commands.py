@@ -17,7 +17,7 @@ from typer.core import TyperGroup
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.option_parameters import set_parameters
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.text_tables import make_table, print_table
 from penstock.cli.pipeline.arguments import FileOrLake, IndexSource, select_index_lake
 from penstock.client.dumps.json_objects import make_json_object
@@ -93,7 +93,7 @@ def _print_rows(index: str, columns: Sequence[str], found: pa.Table, limit: int,
     rows = [_format_value(row) for row in found.to_pylist()]
     if as_json:
         for row in rows:
-            print(format_json_line(make_json_object(row)))
+            print_text(format_json_line(make_json_object(row)))
         return
     shown = [row | {"score": f"{row['score']:.2f}"} if "score" in row else row for row in rows]
     paths = [".".join(row[name] or DEFAULT_NAME for name in ("scope", "collection")) for row in rows]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line, warn
+from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import KEYS_HELP, FileOrLake, OneSource, select_lake
 from penstock.cli.pipeline.group import commands
@@ -65,10 +65,10 @@ def resnapshot(
     with show_status(f"Waiting for the run of {lake.path}", is_quiet=quiet or as_json):
         is_done = wait_for_resnapshot(lake, histories, timeout)
     if as_json:
-        print(format_json_line({"vbuckets": [*histories], "done": is_done}))
+        print_text(format_json_line({"vbuckets": [*histories], "done": is_done}))
         return
     count = f"{len(histories):,} vbucket{'s' * (len(histories) != 1)}"
-    print(f"{count} read again." if is_done else f"No run writes {lake.path}; the next run reads {count} again.")
+    print_text(f"{count} read again." if is_done else f"No run writes {lake.path}; the next run reads {count} again.")
 
 
 def _make_choice(

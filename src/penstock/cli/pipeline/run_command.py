@@ -12,6 +12,7 @@ import typer
 from penstock.cli.base.app import AsJson, PasswordFile, Url, Username, format_examples
 from penstock.cli.base.interrupt import run_interruptibly
 from penstock.cli.base.option_parameters import add_options
+from penstock.cli.base.show import print_text
 from penstock.cli.base.work_display import Quiet, can_redraw
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import ProgressDisplay, print_result
@@ -179,6 +180,6 @@ def _run_pipeline(
             display.print_line(f"{_TITLES[name]}: {url}")
         if as_json and "dashboard" in figures.urls:
             # Standard output has the progress alone, one form of object in each line.
-            print(f"{_TITLES['dashboard']}: {figures.urls['dashboard']}", file=sys.stderr, flush=True)
+            print_text(f"{_TITLES['dashboard']}: {figures.urls['dashboard']}", on_stderr=True)
         display.print_line("Starting Spark.")
         return run_interruptibly(follow)

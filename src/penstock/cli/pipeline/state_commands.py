@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.pipeline.arguments import FileOrLake, find_pipeline_lakes, read_lake_status
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
@@ -30,7 +30,7 @@ def status(where: FileOrLake, *, as_json: AsJson = False) -> None:
     last values. With --json, each line is one source.
     """
     for found in read_lake_status(where):
-        print(format_json_line(found.to_dict()) if as_json else _format_status(found), flush=True)
+        print_text(format_json_line(found.to_dict()) if as_json else _format_status(found))
 
 
 def _format_status(found: LakeStatus) -> str:
@@ -112,19 +112,18 @@ def stop(
     lakes = find_pipeline_lakes(where)
     was_running = any(is_locked(lake) for lake in lakes.values())
     if not was_running and not as_json:
-        print(f"No run writes {where}.")
+        print_text(f"No run writes {where}.")
         return
 
     def report_stop(pid: int) -> None:
         if not as_json:
-            print(f"Stopping process {pid}.", flush=True)
+            print_text(f"Stopping process {pid}.")
 
     if not ask([*lakes.values()], timeout, report_stop):
         raise Error(f"the run of {where} did not end within {timeout:g} s; it may end later")
     for found in read_lake_status(where):
-        print(
+        print_text(
             format_json_line({"was_running": was_running, **found.to_dict()}) if as_json else _format_status(found),
-            flush=True,
         )
 
 
@@ -169,8 +168,8 @@ def reset(
             remove(removal)
         for path in removal.paths:
             if as_json:
-                print(format_json_line({"path": str(path), "removed": yes}))
+                print_text(format_json_line({"path": str(path), "removed": yes}))
             else:
-                print(f"{'removed' if yes else 'would be removed:'} {path}")
+                print_text(f"{'removed' if yes else 'would be removed:'} {path}")
     if not yes:
         raise UsageError("nothing was removed; add --yes to remove the files")

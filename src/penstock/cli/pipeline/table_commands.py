@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.text_tables import make_lake_table, print_table, read_rows
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, find_written_lakes, select_lake
@@ -46,7 +46,7 @@ def show(
     lake = select_lake(where, source)
     if as_json:
         for row in read_rows(lake, table, limit):
-            print(format_json_line(make_json_object(row)))
+            print_text(format_json_line(make_json_object(row)))
         return
     print_table(make_lake_table(lake, table, limit))
 
@@ -139,7 +139,7 @@ def retain(
             report = retain_changelog(lake, limit, list_applied_versions(lake), dry_run=dry_run)
         if as_json:
             oldest = None if report.oldest is None else report.oldest.isoformat()
-            print(format_json_line({"source": source, **asdict(report), "oldest": oldest}), flush=True)
+            print_text(format_json_line({"source": source, **asdict(report), "oldest": oldest}))
             continue
         dropped = report.rows_before - report.rows_after
         verb = "would be dropped" if dry_run else "dropped"
@@ -147,14 +147,14 @@ def retain(
         line = f"{dropped:,} of {report.rows_before:,} rows {verb}" + ("" if dry_run else f"; {sizes}")
         if report.oldest is not None:
             line += f"; the oldest state left is that of {report.oldest:%Y-%m-%dT%H:%M:%SZ}"
-        print(line if source is None else f"{source}: {line}", flush=True)
+        print_text(line if source is None else f"{source}: {line}")
 
 
 def _print_report(
     source: str | None, report: MaintenanceReport, noun: str, *, as_json: bool, freed: str | None = None
 ) -> None:
     if as_json:
-        print(format_json_line({"source": source, **asdict(report)}), flush=True)
+        print_text(format_json_line({"source": source, **asdict(report)}))
         return
     for name, each in {"changelog": report.changelog, "current": report.current, **report.indexes}.items():
         head = name if source is None else f"{source} {name}"
@@ -163,4 +163,4 @@ def _print_report(
         if freed is not None:
             files, size = each.files_before - each.files_after, format_size(each.bytes_before - each.bytes_after)
             line += f"; {files:,} file{'s' * (files != 1)} ({size}) {freed}"
-        print(line, flush=True)
+        print_text(line)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from penstock.cli.base.show import format_one_line
+from penstock.cli.base.show import format_name, format_one_line
 from penstock.cli.top.traffic_sample import BucketRates, ConnectionSample, TrafficSample
+from penstock.names import make_printable
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -105,7 +106,7 @@ def make_screen(
     head.append(format_one_line(address.encode(), 200), style="bold")
     head.append(f"  {format_one_line(sample.version.encode(), 40)}, {sample.nodes} node{'s' * (sample.nodes != 1)}")
     lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in _list_lines(sample, rates)]
-    foot = [Text(notice, style="bold red", no_wrap=True, overflow="ellipsis")] if notice else []
+    foot = [Text(make_printable(notice), style="bold red", no_wrap=True, overflow="ellipsis")] if notice else []
     if is_live:
         foot.append(Text("q or Ctrl-C: end", style="dim"))
     room = max(height - _LINES_BESIDE_STREAMS - len(foot), _LEAST_STREAMS) if is_live else len(sample.streams or ())
@@ -176,9 +177,9 @@ def _make_streams(sample: TrafficSample, rates: BucketRates, room: int) -> Rende
     for each in found[:room]:
         changes, nbytes = rates.streams.get(each.name, (0.0, 0.0))
         table.add_row(
-            Text(format_one_line(each.name.encode(), _NAME_WIDTH)),
-            each.dialect,
-            each.role,
+            Text(format_name(each.name, _NAME_WIDTH)),
+            Text(format_name(each.dialect)),
+            Text(format_name(each.role)),
             f"{each.streams:,}",
             f"{format_count(changes)}",
             f"{format_bytes(nbytes)}",

@@ -10,7 +10,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.interrupt import run_until_signal
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.client.signals.web_listener import read_listener
 
@@ -75,7 +75,7 @@ async def _serve_page(address: Address, listener: WebListener, stop: asyncio.Eve
             with DashboardSite(source, listener) as site, serve_sites([site], listener) as port:
                 page = site.make_url(port)
                 where = {"bucket": address.bucket, "dashboard": page, "port": port}
-                print(format_json_line(where) if as_json else f"Dashboard of {address}: {page}", flush=True)
+                print_text(format_json_line(where) if as_json else f"Dashboard of {address}: {page}")
                 await stop.wait()
         finally:
             await source.close()

@@ -12,7 +12,7 @@ import typer
 
 from penstock.cli.base.app import AsJson, Panel, PasswordFile, Url, Username, app, format_examples, resolve_address
 from penstock.cli.base.interrupt import run_until_signal
-from penstock.cli.base.show import format_json_line
+from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import can_redraw
 from penstock.client.connect.address import DEFAULT_URL, Address
 from penstock.errors import Error
@@ -78,7 +78,7 @@ async def _print_once(address: Address, interval: float, *, as_json: bool) -> No
     async with Bucket(address) as bucket:
         sample, rates = await _read_pair(bucket, interval)
     if as_json:
-        print(format_json_line({"bucket": address.bucket, **make_object(sample, rates)}))
+        print_text(format_json_line({"bucket": address.bucket, **make_object(sample, rates)}))
     else:
         screen = make_screen(str(address), sample, rates, height=0, is_live=False)
         Console(highlight=False, width=120).print(screen)

@@ -29,6 +29,7 @@ from penstock.errors import (
     UntrustedNode,
     make_status_error,
 )
+from penstock.names import make_printable
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import SERVER_MAGICS, Frame, name_opcode, name_status
 from penstock.wire.codec.layout import Request
@@ -355,4 +356,4 @@ def read_error_text(reply: Frame) -> str:
         text = read_peer_json(reply.value, _ErrorReply, "error").error.context
     except RemoteProtocolError:
         text = reply.value.decode("utf-8", "replace")
-    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
+    return make_printable(text)
