@@ -1,7 +1,9 @@
 """Ways of names into other spaces: the ways back, and that no two names become one."""
 
 import asyncio
-from typing import Any
+from collections import Counter
+from functools import partial
+from typing import Any, cast
 
 import pytest
 from hypothesis import given
@@ -10,6 +12,8 @@ from hypothesis import strategies as st
 import penstock
 from penstock import names
 from penstock.client.connect.address import parse_address
+from penstock.client.groups.group_documents import GroupKeys
+from penstock.client.positions.document_positions import DocumentPositions
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.auth.roles import parse_role
@@ -60,9 +64,8 @@ def test_connection_string_leads_to_the_bucket(name):
 
 @pytest.mark.parametrize("name", IMPOSSIBLE_BUCKETS)
 def test_impossible_bucket_is_refused_everywhere(name):
-    for check in (names.check_bucket_name, names.check_new_bucket):
-        with pytest.raises(UsageError, match="bucket name "):
-            check(name)
+    with pytest.raises(UsageError, match=r"bucket .*: expected"):
+        names.check_new_bucket(name)
     if name:
         with pytest.raises(UsageError, match="bucket name "):
             parse_address(f"couchbase://127.0.0.1/{names.quote_part(name)}")
@@ -93,9 +96,30 @@ def test_a_node_serves_buckets_of_any_name(tmp_path):
 @pytest.mark.parametrize("name", FILES_OF_NODES)
 def test_a_node_does_not_create_a_bucket_in_place_of_its_own_file(name, tmp_path):
     with (
-        pytest.raises(UsageError, match="which is a file of the node"),
+        pytest.raises(UsageError, match="expected another name than that of the node's file"),
         Node.running(buckets=[name], data_dir=tmp_path),
     ):
         pass
     assert not list(tmp_path.iterdir())
     assert parse_address(f"couchbase://127.0.0.1/{name}").bucket == name  # of a server with other files
+
+
+GROUPS = ("a", "a:vbucket:3", "a:member:b", "a%3Amember%3Ab", "a%", ":", *TEXTS)
+
+
+def test_no_two_documents_of_groups_and_consumers_have_the_same_key():
+    """Also if the name of a group looks like a part of the keys of another group."""
+    found = Counter(DocumentPositions(cast(Any, None), group)._key for group in set(GROUPS))
+    for group in set(GROUPS):
+        keys = GroupKeys(group)
+        made = [keys.state, keys.make_member_key("b"), keys.make_member_key("vbucket:3"), keys.make_position_key(3)]
+        found.update(made)
+    assert [key for key, count in found.items() if count > 1] == []
+    assert GroupKeys("indexer").make_position_key(3) == "_penstock:group:indexer:vbucket:3"
+
+
+@pytest.mark.parametrize("name", ["", "x" * 250, "é" * 120, "\ud800"])
+def test_name_that_no_key_can_have_is_refused_at_once(name):
+    for make in (GroupKeys, partial(DocumentPositions, cast(Any, None))):
+        with pytest.raises(UsageError):
+            make(name)

@@ -2,10 +2,13 @@
 
 import pytest
 
+from penstock.errors import UsageError
+from penstock.names import quote_part
 from penstock.node import Node
 from penstock.node.auth import User
-from penstock.node.auth.users import make_account
+from penstock.node.auth.users import make_account, normalize_name
 from penstock.node.auth.users_file import change_users, read_users
+from tests.naughty_names import TEXTS
 from tests.node.http.web_client import WebClient
 
 USERS = "/settings/rbac/users"
@@ -144,3 +147,28 @@ def test_node_without_a_users_file_reports_that():
         for answer in (put(web, ALICE, roles="admin", password="p"), web.delete(ALICE)):
             assert answer.status == 400
             assert "start it with --users" in answer.json["errors"]["_"]
+
+
+def prepare(name):
+    """Return a name as a node stores it; None if no user can have it."""
+    try:
+        return normalize_name(name)
+    except UsageError:
+        return None
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if prepare(name) and "/" not in name])
+def test_user_of_any_name(web, name):
+    page = f"{USERS}/local/{quote_part(name)}"
+    answer = put(web, page, password="x", roles="data_reader[*]")
+    assert (answer.status, answer.json) == (200, "")
+    assert web.get_json(page)["id"] == prepare(name)
+    others = {user["id"] for user in web.get_json(USERS)} - {"alice", "root"}
+    assert others == {prepare(name)}
+    assert web.ask("DELETE", page).status == 200
+    assert web.get(page).status == 404
+
+
+@pytest.mark.parametrize("page", ["/%ff", f"{USERS}/local/%ff", f"{USERS}/local/%c3%28"])
+def test_path_that_is_not_utf8_is_refused(web, page):
+    assert web.get(page).status == 400

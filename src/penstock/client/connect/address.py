@@ -14,7 +14,7 @@ from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT
 from penstock.client.login.credentials import Login
 from penstock.digits import read_digits
 from penstock.errors import UsageError
-from penstock.names import check_bucket_name, quote_part
+from penstock.names import find_bucket_name_error, quote_part
 from penstock.options import (
     BOOLEAN,
     FILE,
@@ -345,7 +345,7 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
     may_have_records = options.dns_srv and not (options.vbucket_count or is_http) and _is_srv_name(hosts)
     return Address(
         hosts=places,
-        bucket=check_bucket_name(unquote(path)) if path else "default",
+        bucket=_check_bucket_name(unquote(path)) if path else "default",
         options=options,
         tls=tls,
         credentials=credentials,
@@ -372,6 +372,12 @@ def _parse_query(query: str) -> dict[str, str]:
             raise UsageError(f"option {name} is given twice in the connection string, expected once")
         given[name] = value
     return given
+
+
+def _check_bucket_name(name: str) -> str:
+    if expected := find_bucket_name_error(name):
+        raise UsageError(f"bucket name {name!r}, {expected}")
+    return name
 
 
 _HOST = re.compile(r"(\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(:(?P<port>[^:]*))?")

@@ -8,7 +8,8 @@ from typing import NamedTuple
 
 from penstock.client.documents.document import compute_vbucket, encode_key, split_chunks
 from penstock.client.documents.document_requests import DocumentRequests
-from penstock.errors import ConnectionClosed, OperationTimeout
+from penstock.errors import ConnectionClosed, OperationTimeout, UsageError
+from penstock.names import quote_key_part
 from penstock.wire.codec.flags import DocFlag, PathFlag
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Opcode
@@ -21,7 +22,7 @@ from penstock.wire.messages.subdoc import (
     unpack_lookup_results,
 )
 
-__all__ = ["OWN_ATTRIBUTE", "OWN_KEYS", "AttributeVersion", "DocumentAttributes"]
+__all__ = ["OWN_ATTRIBUTE", "OWN_KEYS", "AttributeVersion", "DocumentAttributes", "make_own_key"]
 
 OWN_ATTRIBUTE = "penstock"
 """The attribute with Penstock's own data. It is a user attribute: system attributes need one more privilege."""
@@ -31,6 +32,30 @@ OWN_KEYS = "_penstock:"
 
 _READ_REFUSALS = (Status.KEY_ENOENT, Status.SUBDOC_MULTI_PATH_FAILURE)
 _WRITE_REFUSALS = (Status.KEY_ENOENT, Status.KEY_EEXISTS)
+
+
+_MAX_KEY_BYTES = 250
+
+
+def make_own_key(kind: str, name: str, *rest: str) -> str:
+    """Return the key of a document that Penstock keeps for a name of the user's choice.
+
+    Args:
+        kind: the kind of the name, for the key and for errors.
+        name: the name.
+        rest: further parts. No two lists of parts have the same key.
+
+    Returns:
+        The key.
+
+    Raises:
+        UsageError: no key can have the name.
+    """
+    key = OWN_KEYS + ":".join((kind, *map(quote_key_part, (name, *rest))))
+    if not name or len(encode_key(key)) > _MAX_KEY_BYTES:
+        room = _MAX_KEY_BYTES - len(encode_key(key)) + len(encode_key(quote_key_part(name)))
+        raise UsageError(f"name {name!r} of {kind}, expected 1 to {room} bytes: it is a part of a document's key")
+    return key
 
 
 class AttributeVersion(NamedTuple):

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Protocol
 
-from penstock.client.documents.document_attributes import OWN_KEYS
+from penstock.client.documents.document_attributes import make_own_key
 from penstock.client.positions.owned_attributes import AttributeStore
 
 __all__ = ["GroupBucket", "GroupKeys"]
+
+_LONGEST_MEMBER = "m" * 80
+"""A member's name is the host's name, the process and a random number."""
 
 
 class GroupBucket(Protocol):
@@ -31,15 +34,20 @@ class GroupKeys:
 
     Attributes:
         state: the key of the document with the members and their shares.
+
+    Raises:
+        UsageError: no key can have the group's name.
     """
 
     def __init__(self, group: str) -> None:
-        self.state = f"{OWN_KEYS}group:{group}"
+        self._group = group
+        self.make_member_key(_LONGEST_MEMBER)
+        self.state = make_own_key("group", group)
 
     def make_member_key(self, member: str) -> str:
         """Return the key of a member's document, which changes with each beat."""
-        return f"{self.state}:member:{member}"
+        return make_own_key("group", self._group, "member", member)
 
     def make_position_key(self, vbucket: int) -> str:
         """Return the key of the document with the position of a vbucket."""
-        return f"{self.state}:vbucket:{vbucket}"
+        return make_own_key("group", self._group, "vbucket", str(vbucket))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from penstock.argument_types import check_arguments
-from penstock.client.documents.document_attributes import OWN_KEYS
+from penstock.client.documents.document_attributes import make_own_key
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.positions.owned_attributes import OwnedAttributes
 from penstock.client.positions.position_store import PositionStore
@@ -25,12 +25,15 @@ class DocumentPositions(PositionStore):
     Args:
         bucket: the bucket with the document; it must be connected when the store is used.
         name: the name of the consumer.
+
+    Raises:
+        UsageError: no key can have the name.
     """
 
     def __init__(self, bucket: DocumentCommands, name: str) -> None:
         self.name = name
         self._bucket = bucket
-        self._key = f"{OWN_KEYS}positions:{name}"
+        self._key = make_own_key("positions", name)
         self._attributes = OwnedAttributes(bucket.attributes)
 
     def __str__(self) -> str:

@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.responses import Response
 
 from penstock.errors import Busy, TemporaryFailure
+from penstock.names import quote_part
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.topology import dump_json, insert_host
@@ -103,7 +104,7 @@ async def _create_bucket(request: PageRequest) -> Response:
     if spec.name in request.node.buckets or spec.name in request.node.buckets.unopened:
         raise FormErrors({"name": "Bucket with given name already exists"})
     await request.node.buckets.create(spec)
-    return Response(status_code=202, headers={"location": f"/pools/default/buckets/{spec.name}"})
+    return Response(status_code=202, headers={"location": f"/pools/default/buckets/{quote_part(spec.name)}"})
 
 
 async def _change_bucket(request: PageRequest) -> Response:

@@ -44,8 +44,20 @@ async def _list_none(request: PageRequest) -> Response:
     return request.make_json_response([])
 
 
+def _find_name(request: PageRequest) -> str:
+    """Return the name of a user in the path as the node stores it.
+
+    Raises:
+        HTTPException: no user can have the name.
+    """
+    try:
+        return normalize_name(request.get_path_part("user"))
+    except UsageError:
+        raise HTTPException(404, "Unknown user.") from None
+
+
 async def _show_user(request: PageRequest) -> Response:
-    user = _get_users(request).find(request.get_path_part("user"))
+    user = _get_users(request).find(_find_name(request))
     if user is None:
         raise HTTPException(404, "Unknown user.")
     return request.make_json_response(_make_user_document(user))
@@ -60,10 +72,13 @@ async def _put_user(request: PageRequest) -> Response:
     file, form = _get_file(request), await read_form(request.http_request)
     try:
         name = normalize_name(request.get_path_part("user"))
-        roles = [text.strip() for text in form.get("roles", "").split(",") if text.strip()]
+    except UsageError as error:
+        raise FormErrors({"name": str(error)}) from None
+    roles = [text.strip() for text in form.get("roles", "").split(",") if text.strip()]
+    try:
         user = User.from_texts(name, roles)
     except UsageError as error:
-        raise FormErrors({"roles" if "role" in str(error) else "name": str(error)}) from None
+        raise FormErrors({"roles": str(error)}) from None
     password = form.get("password")
     # On a thread: it takes milliseconds.
     made = None if password is None else await asyncio.to_thread(make_account, user, password)
@@ -73,7 +88,7 @@ async def _put_user(request: PageRequest) -> Response:
 
 async def _delete_user(request: PageRequest) -> Response:
     file = _get_file(request)
-    await _change_users(file, partial(_remove_user, request.get_path_part("user")))
+    await _change_users(file, partial(_remove_user, _find_name(request)))
     return request.make_json_response("")
 
 

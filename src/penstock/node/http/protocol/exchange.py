@@ -6,12 +6,12 @@ import asyncio
 import logging
 from http import HTTPStatus
 from typing import Protocol
-from urllib.parse import unquote
 
 import h11
 from starlette.types import ASGIApp, Message, Scope
 
-from penstock.node.http.protocol.request_reader import split_target
+from penstock.names import unquote_part
+from penstock.node.http.protocol.request_reader import RequestRefused, split_target
 
 __all__ = ["Exchange", "get_reason_phrase", "make_scope"]
 
@@ -30,12 +30,24 @@ def make_scope(request: h11.Request, transport: asyncio.BaseTransport, scheme: s
         "scheme": scheme,
         "method": request.method.decode("ascii"),
         "root_path": "",
-        "path": unquote(path.decode("ascii")),
+        "path": _decode_path(path),
         "raw_path": path,
         "query_string": query,
         "headers": list(request.headers),
         "state": {"certificate": transport.get_extra_info("peercert")},
     }
+
+
+def _decode_path(path: bytes) -> str:
+    """Return the decoded path.
+
+    Raises:
+        RequestRefused: it is not UTF-8. Two names would become one if other bytes were replaced.
+    """
+    try:
+        return unquote_part(path.decode("ascii"))
+    except UnicodeDecodeError:
+        raise RequestRefused(400, "invalid HTTP request: the path is not UTF-8") from None
 
 
 def get_reason_phrase(status: int) -> bytes:

@@ -104,8 +104,8 @@ class TopicNames:
 def _is_unambiguous(template: str) -> bool:
     """Return whether no two collections have the same topic.
 
-    Names have no dots. So a part between dots with one of the two names determines that name. Then the rest of the topic
-    determines the other name.
+    Names have no dots. So a part between dots with one of the two names determines that name. Then the rest of the
+    topic determines the other name.
     """
     return any(len(set(_PLACEHOLDER.findall(part))) == 1 for part in template.split("."))
 
