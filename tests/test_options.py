@@ -4,6 +4,7 @@ import inspect
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import pytest
@@ -35,6 +36,8 @@ from penstock.options import (
     to_external_name,
     whole_number,
 )
+from penstock.spark.dependents.checks import check_declared_name, validate_name
+from penstock.spark.pipeline.definition.definition import CurrentSettings
 from penstock.spark.pipeline.definition.toml_tables import TomlPlace, build_dataclass, parse_table
 
 
@@ -156,6 +159,10 @@ def test_kinds_of_options():
     assert one_of(*Taste).read("taste", "dry") is Taste.DRY
     with pytest.raises(UsageError, match="option n is '0', expected a whole number above 0"):
         POSITIVE.read("n", "0")
+    with pytest.raises(UsageError, match=f"option n is '{10**18}', expected .* above 0, at most {10**18 - 1}"):
+        POSITIVE.read("n", str(10**18))
+    with pytest.raises(UsageError, match="of at most 18 digits"):
+        SIZE.read("s", "1" * 19)
     with pytest.raises(UsageError, match=r"option n is '86401', expected a number from 0\.001 to 86400\.0"):
         SECONDS.read("n", "86401")
     with pytest.raises(UsageError, match="option n is 'x', expected a whole number"):
@@ -212,3 +219,16 @@ def test_a_list_is_given_several_times():
     annotation = inspect.signature(bottle).parameters["crates"].annotation
     assert get_args(annotation)[0] == list[int] | None
     bottle(taste=None, days_open=None, glasses=None, bottles=1, crates=[1, 3])
+
+
+def test_limits_of_large_numbers_are_exact():
+    with pytest.raises(UsageError, match=f"merge_rows is {10**12 + 1}, expected 1 to {10**12}$"):
+        CurrentSettings(merge_rows=10**12 + 1)
+
+
+@pytest.mark.parametrize("name", ["-a", "_a", "", "a" * 65, "a.b"])
+def test_refused_name_does_not_match_the_expectation(name):
+    expected = "expected 1 to 64 letters, digits, - and _, the first no - or _"
+    for check in (validate_name, partial(check_declared_name, "sink")):
+        with pytest.raises(UsageError, match=expected):
+            check(name)

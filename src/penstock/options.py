@@ -157,7 +157,8 @@ def _make_number_type(
             found = kind(least - 1)
         # int and float also read white space, underscores between digits, and digits of other scripts.
         if not (least <= found <= most and given.isascii() and not re.search(r"[_\s]", given)):
-            raise UsageError(f"option {name} is {given!r}, expected {expected}")
+            limit = f", at most {most}" if high is None and found > most else ""
+            raise UsageError(f"option {name} is {given!r}, expected {expected}{limit}")
         return found
 
     return OptionType(read, kind, low, high, metavar, scale=scale)
@@ -172,7 +173,10 @@ _UNITS = {"k": 10, "m": 20, "g": 30}
 def _read_size(name: str, given: str) -> int:
     digits, unit = (given[:-1], given[-1:].lower()) if given[-1:].lower() in _UNITS else (given, "")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18 and int(digits) > 0):
-        raise UsageError(f"option {name} is {given!r}, expected bytes as a whole number above 0, or with k, m or g")
+        raise UsageError(
+            f"option {name} is {given!r}, expected bytes as a whole number above 0, of at most 18 digits, or with k, m or"
+            " g"
+        )
     return int(digits) << _UNITS.get(unit, 0)
 
 
@@ -451,7 +455,7 @@ def check_limits(declared: Any) -> None:
         if found is None or low is None or high is None:
             continue
         if not low <= found <= high:
-            raise UsageError(f"{each.name} is {found}, expected {low:g} to {high:g}")
+            raise UsageError(f"{each.name} is {found}, expected {low} to {high}")
 
 
 def format_option(value: object) -> str:

@@ -124,7 +124,7 @@ class Retry:
         waited = now - self._since
         if waited >= self._seconds:
             raise Unreachable(
-                f"{address} did not serve for {waited:.3g} s (limit {self._seconds:g} s); last failure: {error}"
+                f"{address} did not serve for {round(waited, 3):g} s (limit {self._seconds:g} s); last failure: {error}"
             ) from error
         if isinstance(error, OrderViolation):
             logger.warning("%s violated the order of its streams (%s); reconnecting", address, error)

@@ -5,6 +5,7 @@ No metric has a label for the vbucket: 1024 series of each consumer would cost m
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -114,5 +115,7 @@ class ReportCollector(MeasuredWork):
         if not newest.seqnos_at:
             problems.append("the bucket has not reported its seqnos yet")
         elif (age := time.time() - newest.seqnos_at) > OLDEST_SECONDS:
-            problems.append(f"the bucket reported its seqnos {age:.0f} s ago, expected at most {OLDEST_SECONDS:.0f} s")
+            problems.append(
+                f"the bucket reported its seqnos {math.ceil(age)} s ago, expected at most {OLDEST_SECONDS:.0f} s"
+            )
         return problems

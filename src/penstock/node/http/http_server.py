@@ -125,7 +125,7 @@ class HttpServer:
             self._refused_connections.warning(
                 f"HTTP: connection of {connection.address} refused: it has "
                 f"{self.shares.count_places(connection.address)} of {self.shares.places} connections, "
-                f"{len(self.shares)} are taken"
+                f"and only {self.shares.places - len(self.shares)} are free"
             )
             return False
         self.connections.add(connection)

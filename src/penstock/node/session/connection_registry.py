@@ -117,7 +117,8 @@ class ConnectionRegistry:
             self._refused_connections.add(connection)
             held, places = self._shares.count_places(connection.session.host), self._shares.places
             self._refusals.warning(
-                f"{connection.session.host} has {held} of at most {places} connections: its new ones are ended"
+                f"{connection.session.host} has {held} of at most {places} connections, and only"
+                f" {places - len(self._shares)} are free: its new ones are ended"
             )
             connection.abort("its address has too many connections")
         if self._timer is None:

@@ -12,6 +12,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 __all__ = ["check_declared_name", "refuse_missing_index", "validate_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+_EXPECTED = "expected 1 to 64 letters, digits, - and _, the first no - or _"
 
 
 def check_declared_name(subject: str, name: str) -> None:
@@ -25,7 +26,7 @@ def check_declared_name(subject: str, name: str) -> None:
         UsageError: the name has other characters, or too many.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"the name of the {subject} is {name!r}, expected 1 to 64 letters, digits, - and _")
+        raise UsageError(f"the name of the {subject} is {name!r}, {_EXPECTED}")
 
 
 def validate_name(name: str) -> str:
@@ -41,7 +42,7 @@ def validate_name(name: str) -> str:
         UsageError: the name has other characters, or too many.
     """
     if not _NAME.fullmatch(name):
-        raise UsageError(f"the name is {name!r}; expected up to 64 letters, digits, - and _, the first no - or _")
+        raise UsageError(f"the name is {name!r}; {_EXPECTED}")
     return name
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -64,7 +65,9 @@ class PipelineMetrics(MeasuredWork):
         """Return why the run is not ready: a source without its bucket, or a table whose last merge failed."""
         problems = [each for source in self._sources for each in _find_source_problems(self._newest.get(source or ""))]
         if (age := time.monotonic() - self._updated_at) > OLDEST_SECONDS:
-            problems.append(f"the run reported its progress {age:.0f} s ago, expected at most {OLDEST_SECONDS:.0f} s")
+            problems.append(
+                f"the run reported its progress {math.ceil(age)} s ago, expected at most {OLDEST_SECONDS:.0f} s"
+            )
         return problems
 
     def collect(self) -> Iterable[Metric]:
