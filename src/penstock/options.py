@@ -174,8 +174,8 @@ def _read_size(name: str, given: str) -> int:
     digits, unit = (given[:-1], given[-1:].lower()) if given[-1:].lower() in _UNITS else (given, "")
     if not (digits.isascii() and digits.isdecimal() and len(digits) <= 18 and int(digits) > 0):
         raise UsageError(
-            f"option {name} is {given!r}, expected bytes as a whole number above 0, of at most 18 digits, or with k, m or"
-            " g"
+            f"option {name} is {given!r}, expected bytes as a whole number above 0, of at most 18 digits, or with k,"
+            " m or g"
         )
     return int(digits) << _UNITS.get(unit, 0)
 

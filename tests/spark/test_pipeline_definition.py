@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.client.connect.address import RecreatedBucket
 from penstock.errors import UsageError
+from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullTextKind
 from penstock.spark.dependents.kinds.invalidation import InvalidationKind
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndexKind
@@ -341,3 +342,61 @@ def test_documented_file_is_valid(parse, tmp_path):
     for declared in tables:
         for name in set(list_keys(declared)) - {"name", "transform_directory"}:  # the parser gives these two to sources
             assert re.search(rf"\b{name}\b", whole), name
+
+
+LAKES = [
+    ("a%41b", "delta", "without backslashes and percent escapes"),
+    ("a\\b", "delta", "without backslashes and percent escapes"),
+    ("a\nb", "delta", r"a\\nb; expected a path without control characters"),
+    ("a\x1bb", "iceberg", r"a\\x1bb; expected a path without control characters"),
+    ("a?b", "iceberg", "without # and [?] for Iceberg tables"),
+    ("a#b", "iceberg", "without # and [?] for Iceberg tables"),
+]
+
+
+@pytest.mark.parametrize(("lake", "table_format", "wanted"), LAKES)
+def test_place_that_no_lake_can_have_is_refused_before_a_run(lake, table_format, wanted, tmp_path):
+    given = {"lake": lake, "source": {"beer": {"url": "couchbase://a/beer"}}, "tables": {"format": table_format}}
+    with pytest.raises(UsageError, match=wanted):
+        parse_definition(given, str(tmp_path / "p.toml"))
+    with pytest.raises(UsageError, match=wanted):
+        Lake(tmp_path / lake, table_format)
+    assert not list(tmp_path.iterdir())
+
+
+def test_sources_have_their_own_namespaces_in_a_catalog(tmp_path):
+    given = {
+        "lake": "lake",
+        "source": {name: {"url": f"couchbase://a/{name}"} for name in ("beer-eu", "beer_eu")},
+        "tables": {"format": "iceberg", "catalog": "sqlite:///catalog.db"},
+    }
+    with pytest.raises(UsageError, match="sources 'beer-eu' and 'beer_eu' have the same namespace 'beer_eu'"):
+        parse_definition(given, str(tmp_path / "p.toml"))
+    del given["tables"]["catalog"]  # each lake has its own
+    parse_definition(given, str(tmp_path / "p.toml"))
+
+
+SHARED_TOPICS = [
+    ({"topic": "t"}, {"topic": "t"}),
+    ({"topic": "t.{scope}.{collection}"}, {"topic": "t.{scope}.{collection}", "unique_keys": True}),
+    ({"topic": "t"}, {"topic": "t.rollbacks"}),
+    ({"topic": "t", "position_topic": "u"}, {"topic": "u"}),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), SHARED_TOPICS)
+def test_two_sinks_do_not_mix_their_documents(first, second, tmp_path):
+    shared = {"kind": "kafka", "brokers": ["a:1", "b:1"]}
+    sinks = [
+        {"name": "one", "source": "beer", **shared, **first},
+        {"name": "two", "source": "wine", **shared, **second},
+    ]
+    given = {
+        "lake": "lake",
+        "source": {name: {"url": f"couchbase://a/{name}"} for name in ("beer", "wine")},
+        "sink": sinks,
+    }
+    with pytest.raises(UsageError, match=r"\[\[sink\]\] 2 topic is '.*', and so is one of the sink 'one'"):
+        parse_definition(given, str(tmp_path / "p.toml"))
+    sinks[1]["brokers"] = ["c:1"]
+    parse_definition(given, str(tmp_path / "p.toml"))

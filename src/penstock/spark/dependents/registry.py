@@ -185,6 +185,10 @@ class DependentKind(ABC):
         """Raise UsageError if the dependent cannot follow the changes of this bucket."""
         return
 
+    def check_beside(self, other: DependentKind) -> None:
+        """Raise UsageError if the results of two dependents of a pipeline would mix."""
+        return
+
     def bind_source(self, source: Address) -> Self:
         """Return the declaration with the properties of its source that it needs; by default, itself."""
         return self

@@ -385,6 +385,27 @@ class KafkaKind(DependentKind):
         """Check that no two documents of the source can have the same topic and key. Raises UsageError if they can."""
         self.make_topics().check_source(source.options)
 
+    def check_beside(self, other: DependentKind) -> None:
+        """Check that no two sinks of a pipeline send documents to the same topic, or to a topic of another purpose.
+
+        Raises:
+            UsageError: they do, and not both promise unique keys.
+        """
+        if not isinstance(other, KafkaKind) or not set(self.brokers) & set(other.brokers):
+            return
+        own, others = self.make_topics(), other.make_topics()
+        is_shared = own.template == others.template and not (self.unique_keys and other.unique_keys)
+        mixed = {own.template} & {others.rollbacks, others.positions} | {others.template} & {
+            own.rollbacks,
+            own.positions,
+        }
+        if is_shared or mixed:
+            topic = own.template if is_shared else min(mixed)
+            raise UsageError(
+                f"topic is {topic!r}, and so is one of the sink {other.name!r}, whose keys may be equal; expected"
+                " another topic, or unique_keys = true in both"
+            )
+
     def bind_source(self, source: Address) -> Self:
         """Return the declaration with the source's bucket."""
         is_unique = self.unique_keys or len(source.options.collections) == 1

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused, UsageError
+from penstock.names import escape_text
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
 from penstock.spark.lake.tables.iceberg_table import IcebergTable
@@ -42,6 +43,29 @@ NO_ICEBERG = "Iceberg tables cannot lie in an object store; expected format 'del
 """The end of the error about Iceberg tables in an object store."""
 
 
+def check_lake_path(path: LakePath, table_format: str | None) -> None:
+    """Check that a lake can be at a place: table formats store places as URLs.
+
+    Args:
+        path: the place.
+        table_format: the format of the tables; None if it is not known yet.
+
+    Raises:
+        UsageError: no lake of that format can be there.
+    """
+    if isinstance(path, ObjectPath):
+        if table_format == "iceberg":
+            raise UsageError(f"the lake is {path}, and {NO_ICEBERG}")
+        return
+    shown = escape_text(str(path))
+    if re.search(r"\\|%[0-9A-Fa-f]{2}", str(path)):
+        raise UsageError(f"the lake is {path}; expected a path without backslashes and percent escapes")
+    if re.search(r"[\x00-\x1f\x7f]", str(path)):
+        raise UsageError(f"the lake is {shown}; expected a path without control characters")
+    if table_format == "iceberg" and any(sign in str(path) for sign in "#?"):
+        raise UsageError(f"the lake is {path}; expected a path without # and ? for Iceberg tables")
+
+
 @check_arguments
 class LakeDirectory:
     """The files of a lake: tables and checkpoint. Raises UsageError if `path` cannot be the place of a lake.
@@ -65,10 +89,7 @@ class LakeDirectory:
             self.path: LakePath = parse_place(text)
         except UsageError as error:
             raise UsageError(f"the lake cannot be used: {error}") from None
-        if isinstance(self.path, Path) and re.search(r"\\|%[0-9A-Fa-f]{2}", str(self.path)):
-            raise UsageError(f"the lake is {self.path}; expected a path without backslashes and percent escapes")
-        if table_format == "iceberg" and isinstance(self.path, ObjectPath):
-            raise UsageError(f"the lake is {self.path}, and {NO_ICEBERG}")
+        check_lake_path(self.path, table_format)
         self.checkpoint = self.path / "_checkpoint"
         self._given_format = table_format
         self.catalog = catalog

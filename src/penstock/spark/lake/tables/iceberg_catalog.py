@@ -26,12 +26,15 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
+    from penstock.spark.storage.object_path import LakePath
+
 __all__ = [
     "CATALOG_NAME",
     "MARKER",
     "OWN_CATALOG",
     "IcebergCatalog",
     "check_catalog",
+    "name_namespace",
     "read_catalog_uri",
     "resolve_catalog",
 ]
@@ -44,6 +47,11 @@ OWN_CATALOG = "_catalog.sqlite"
 """The file of a lake's own catalog."""
 _SQLITE = "sqlite:///"
 _EXPECTED = "expected sqlite:///PATH, or the http or https URI of a REST catalog"
+
+
+def name_namespace(lake: LakePath) -> str:
+    """Return the namespace of a lake's tables: the name of its directory, in letters, digits and _ only."""
+    return re.sub(r"\W", "_", lake.name) or CATALOG_NAME
 
 
 def check_catalog(uri: str) -> None:
@@ -120,7 +128,7 @@ class IcebergCatalog:
 
     def name_table(self, path: Path) -> tuple[str, str]:
         """Return namespace and name of a table in the catalog."""
-        return re.sub(r"\W", "_", self.lake.name) or CATALOG_NAME, path.name
+        return name_namespace(self.lake), path.name
 
     def load_table(self, path: Path) -> Table | None:
         """Return a table with its newest metadata, None if the catalog does not have it.

@@ -95,8 +95,6 @@ class IcebergTable(LakeTable[IcebergVersion]):
         self._catalog = catalog
         self._seen: tuple[bytes | None, int] | None = None
         self._manifests: dict[str, list[tuple[DataFile, manifest.DataFile, int]]] = {}
-        if any(sign in str(path) for sign in "#?"):
-            raise UsageError(f"the lake is {path.parent}; expected a path without # and ? for Iceberg tables")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_manifests": {}}

@@ -36,8 +36,8 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
-from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory
-from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
+from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory, check_lake_path
+from penstock.spark.lake.tables.iceberg_catalog import check_catalog, name_namespace, resolve_catalog
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics, Trigger
 from penstock.spark.pipeline.definition.toml_tables import (
@@ -320,8 +320,26 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
     )
     if tables.format == "iceberg" and is_remote_path(found.lake):
         raise TomlPlace(path, "[tables]").make_error(f"format is 'iceberg', and lake is {lake!r}: {NO_ICEBERG}")
+    _check_lakes(place, found)
     _check_dependents(found, declared)
     return found
+
+
+def _check_lakes(place: TomlPlace, found: PipelineDefinition) -> None:
+    """Check that the tables of all sources can be at their places, and have their own names in a catalog."""
+    namespaces: dict[str, str | None] = {}
+    for source in found.sources:
+        path = parse_place(found.locate_lake(source))
+        try:
+            check_lake_path(path, found.tables.format)
+        except UsageError as error:
+            raise place.make_error(str(error)) from None
+        other = namespaces.setdefault(name_namespace(path), source.name)
+        if found.tables.catalog is not None and other != source.name:
+            raise place.make_error(
+                f"the sources {other!r} and {source.name!r} have the same namespace {name_namespace(path)!r} in the"
+                " catalog; expected names that differ in more than - and _"
+            )
 
 
 def _parse_lake(place: TomlPlace, lake: str) -> str:
@@ -388,6 +406,7 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
     """Raise UsageError for a name that stands twice, and for a source that is unknown or missing."""
     names = [source.name for source in found.sources]
     taken: dict[tuple[str | None, str], str] = {}
+    others: list[DependentKind] = []
     for place, each in declared:
         if each.source is None and len(names) > 1:
             raise place.make_error(f"has no source, expected one of {', '.join(map(str, names))}")
@@ -404,6 +423,12 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
             )
         if each.name in _TABLES:
             raise place.make_error(f"name is {each.name!r}, which is a table of the lake")
+        try:
+            for other in others:
+                each.check_beside(other)
+        except UsageError as error:
+            raise place.make_error(str(error)) from None
+        others.append(each)
         identity = (each.source or names[0], each.name)
         if identity in taken:
             raise place.make_error(f"name is {each.name!r}, and so is that of {taken[identity]}")
