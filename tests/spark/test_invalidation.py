@@ -10,6 +10,7 @@ import sys
 import threading
 from collections import deque
 from contextlib import contextmanager
+from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from itertools import pairwise
 from tempfile import TemporaryDirectory
@@ -23,7 +24,7 @@ from hypothesis import strategies as st
 from penstock.errors import Error, Unreachable, UsageError
 from penstock.spark import Lake
 from penstock.spark.dependents.dependent import Dependent, catch_up
-from penstock.spark.dependents.kinds.invalidation import Invalidation
+from penstock.spark.dependents.kinds.invalidation import Invalidation, InvalidationKind
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from tests.examples import scaled
 from tests.patience import PATIENCE
@@ -306,6 +307,53 @@ def test_refused_request_is_not_retried(lake, server, invalidation):
         catch_up(invalidation, lake)
     assert len(server.messages) == 1
     assert invalidation.position() == before
+
+
+def test_refused_request_names_its_keys(lake, server, invalidation):
+    server.script.append(413)
+    with pytest.raises(Error, match=r"413: ''; it has the key 0 and 1 more of collection _default\._default$"):
+        catch_up(invalidation, lake)
+
+
+def refuse_odd_keys(server):
+    """Refuse requests with more than 3 keys, and those with the key 1 or 3."""
+
+    def answer():
+        keys = server.requests[-1][1].get("keys", [])
+        return 413 if len(keys) > 3 else 422 if {"1", "3"} & set(keys) else 204
+
+    server.script.extend([answer] * 100)
+
+
+def test_refused_keys_become_dead_letters(lake, server, invalidation, tmp_path):
+    """The other keys are accepted. A repeated delta has the same dead letters once."""
+    letters = tmp_path / "letters"
+    declared = InvalidationKind(name="cache", url=server.url, batch_size=5, dead_letter_path=str(letters))
+    before = invalidation.path.read_text()
+    for _ in range(2):
+        server.requests.clear()
+        server.script.clear()
+        refuse_odd_keys(server)
+        sink = declared.open(lake)
+        catch_up(sink, lake)
+        sink.close()
+        accepted = [message["keys"] for message in server.messages if not {"1", "3"} & set(message["keys"])]
+        assert sorted(key for keys in accepted if len(keys) <= 3 for key in keys) == ["0", "2", "4"]
+        found = pq.read_table(letters).sort_by("key")
+        assert found["key"].to_pylist() == [b"1", b"3"]
+        assert found["error_status"].to_pylist() == [422, 422]
+        assert found["error"].to_pylist() == [HTTPStatus(422).phrase] * 2
+        sink.path.write_text(before)  # as if killed before the position was stored
+    assert declared.dead_letters == str(letters)
+
+
+@pytest.mark.parametrize("status", [307, 401, 403, 404])
+def test_refusal_of_all_requests_makes_no_dead_letters(lake, server, invalidation, tmp_path, status):
+    server.script.append(status)
+    sink = Invalidation(lake, "cache", server.url, dead_letter_path=str(tmp_path / "letters"))
+    with pytest.raises(Error, match=f"refused a batch with status {status}"):
+        catch_up(sink, lake)
+    assert not [*tmp_path.glob("letters/**/*.parquet")]
 
 
 def test_response_to_an_accepted_request_may_have_any_length(lake, server, invalidation):

@@ -35,6 +35,14 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _OURS = ("content-type", "content-length", "host", "transfer-encoding")
 
 
+class BatchRefused(Error):
+    """The server refused a message with a status that is not retried."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
     """Timeouts and retries of requests.
@@ -168,7 +176,7 @@ class HttpPoster:
 
         Raises:
             Unreachable: all attempts failed.
-            Error: the server answered with another status.
+            BatchRefused: the server answered with another status.
         """
         body = json.dumps(message, ensure_ascii=False, separators=(",", ":")).encode()
         failure, retry_after = "", None
@@ -187,7 +195,7 @@ class HttpPoster:
             if status == HTTPStatus.UNAUTHORIZED and self._has_new_headers():
                 continue
             if status != 429 and status < 500:
-                raise Error(f"{self.shown_url} refused a batch with {failure}")
+                raise BatchRefused(f"{self.shown_url} refused a batch with {failure}", status)
         attempts = self._patience.retries + 1
         raise Unreachable(f"{self.shown_url} accepted no batch in {attempts} attempts; the last: {failure}")
 

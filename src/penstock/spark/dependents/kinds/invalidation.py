@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
+from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +19,25 @@ import pyarrow.compute as pc
 
 from penstock.argument_types import check_arguments
 from penstock.client.connect.address import Address
+from penstock.client.documents.window_writer import RefusedRows
+from penstock.client.documents.write_requests import Fault
 from penstock.client.login.password_options import REFERENCE
 from penstock.errors import Error, UsageError
-from penstock.options import COMMAND, FILE, check_limits, option, whole_number
+from penstock.names import escape_bytes
+from penstock.options import COMMAND, FILE, check_limits, nonempty, option, whole_number
 from penstock.spark.dependents.bucket_state import BucketAnswers
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.dependents.position_file import PositionFile, list_position_files
-from penstock.spark.dependents.posting import HeaderSource, HttpPoster, RetryPolicy
+from penstock.spark.dependents.posting import BatchRefused, HeaderSource, HttpPoster, RetryPolicy
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.changelog.changelog_delta import SLIM_SCHEMA, ChangelogDelta
 from penstock.spark.lake.changelog.changelog_writer import VBUCKETS
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
+from penstock.spark.sink import dead_letters
+from penstock.spark.sink.sink_options import parse_directory
 from penstock.spark.storage.object_path import LakePath
+from penstock.wire.columns.collection_names import DEFAULT_NAME
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -39,6 +46,9 @@ DIRECTORY = "invalidation"
 """The directory of a lake that holds the positions of its invalidations."""
 KEYS_SCHEMA = pa.schema([*SLIM_SCHEMA, MERGE_SCHEMA.field("scope"), MERGE_SCHEMA.field("collection")])
 """The columns that are read of a change."""
+LETTERS_SCHEMA = pa.schema([MERGE_SCHEMA.field(name) for name in ("key", "collection_id", "scope", "collection")])
+REFUSES_KEYS = (HTTPStatus.BAD_REQUEST, HTTPStatus.REQUEST_ENTITY_TOO_LARGE, HTTPStatus.UNPROCESSABLE_ENTITY)
+"""Statuses that may be due to one of the keys, or to their number."""
 POOLED_BATCHES = 4
 """Batches of keys that are held over all collections, so that requests of small collections fill up."""
 
@@ -64,6 +74,7 @@ class Invalidation:
         timeout: as in RetryPolicy.
         retries: as in RetryPolicy.
         backoff: as in RetryPolicy.
+        dead_letter_path: the directory for keys that the server refuses; None: a refused key is an error.
 
     Raises:
         UsageError: an argument is invalid.
@@ -85,6 +96,7 @@ class Invalidation:
         timeout: float = 10.0,
         retries: int = 3,
         backoff: float = 0.5,
+        dead_letter_path: str | None = None,
     ) -> None:
         for argument, number in (("batch_size", batch_size), ("most_keys", most_keys)):
             if number < 1:
@@ -96,6 +108,7 @@ class Invalidation:
         self._batch_size = batch_size
         self._most_keys = most_keys
         self._knows_vbuckets = knows_vbuckets
+        self._letters = None if dead_letter_path is None else parse_directory("dead_letter_path", dead_letter_path)
         patience = RetryPolicy(timeout, retries, backoff)
         headers = HeaderSource(
             headers_file=headers_file,
@@ -112,12 +125,74 @@ class Invalidation:
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Send the messages of a delta.
 
-        Raises Unreachable if the server does not answer, Error if it refuses a message.
+        Raises Unreachable if the server does not answer, BatchRefused if it refuses a message.
         """
-        for message in self.build_messages(delta):
-            place = {"name": self.name, "changelog": delta.changelog_id, "version": delta.version}
-            self._poster.post(place | message)
+        if self._letters is None:
+            for message in self.build_messages(delta):
+                self._post(delta, message)
+        else:
+            self._send_with_letters(delta, self._letters)
         self._position_file.write(delta.changelog_id, delta.version)
+
+    def _send_with_letters(self, delta: ChangelogDelta, directory: LakePath) -> None:
+        """Send the messages of a delta. Refused keys are stored before the position; a repeated delta replaces them."""
+        known = self.position()
+        run = f"{self.name}-{delta.changelog_id}"
+        batch = f"{self.name}-{delta.changelog_id[:8]}-{0 if delta.is_full or known is None else known[1] + 1:09}"
+        with dead_letters.DeadLetterFile(directory, run) as file:
+            for message in self.build_messages(delta):
+                for refused, error in self._find_refused(delta, message):
+                    rows, fault = _make_rows(refused), Fault(error.status, str(error))
+                    file.write(RefusedRows(rows, [fault] * len(rows)), {error.status: HTTPStatus(error.status).phrase})
+            written = file.close()
+            dead_letters.commit_letters(directory, run, batch, [] if written is None else [written])
+
+    def _find_refused(
+        self, delta: ChangelogDelta, message: InvalidationMessage
+    ) -> Iterator[tuple[InvalidationMessage, BatchRefused]]:
+        """Send a message. Of a refused one, send both halves, down to single keys.
+
+        Args:
+            delta: the delta.
+            message: the message.
+
+        Yields:
+            Messages with one key that the server refuses, and the reasons.
+
+        Raises:
+            BatchRefused: the refusal does not depend on the keys.
+        """
+        try:
+            self._post(delta, message)
+        except BatchRefused as error:
+            keys = _list_keys(message)
+            if error.status not in REFUSES_KEYS or not keys:
+                raise
+            if len(keys) == 1:
+                yield message, error
+                return
+            for half in (keys[: len(keys) // 2], keys[len(keys) // 2 :]):
+                yield from self._find_refused(delta, message | encode_keys(half))
+
+    def _post(self, delta: ChangelogDelta, message: InvalidationMessage) -> None:
+        """Post a message.
+
+        Args:
+            delta: the delta.
+            message: the message.
+
+        Raises:
+            BatchRefused: the server refuses it; the error names its first key.
+        """
+        try:
+            self._poster.post({"name": self.name, "changelog": delta.changelog_id, "version": delta.version} | message)
+        except BatchRefused as error:
+            keys = _list_keys(message)
+            if not keys:
+                raise
+            more = f" and {len(keys) - 1} more" if len(keys) > 1 else ""
+            place = f"{escape_bytes(keys[0])}{more} of collection {_describe_collection(message)}"
+            raise BatchRefused(f"{error}; it has the key {place}", error.status) from None
 
     def build_messages(self, delta: ChangelogDelta) -> Iterator[InvalidationMessage]:
         """Yield the messages of a delta, without its position."""
@@ -225,6 +300,27 @@ def encode_keys(keys: Iterable[bytes]) -> InvalidationMessage:
     return {"keys": texts, "keys_base64": others}
 
 
+def _describe_collection(message: InvalidationMessage) -> str:
+    """Return the name of a message's collection, or its id if only that is known."""
+    if message["collection"] is not None:
+        return f"{message['scope']}.{message['collection']}"
+    number: int = message["collection_id"]
+    return hex(number) if number else f"{DEFAULT_NAME}.{DEFAULT_NAME}"
+
+
+def _list_keys(message: InvalidationMessage) -> list[bytes]:
+    """Return the keys of a message."""
+    return [key.encode() for key in message.get("keys", ())] + [
+        base64.b64decode(key) for key in message.get("keys_base64", ())
+    ]
+
+
+def _make_rows(message: InvalidationMessage) -> pa.Table:
+    """Return the keys of a message as rows of dead letters."""
+    place = {name: message[name] for name in ("collection_id", "scope", "collection")}
+    return pa.Table.from_pylist([{**place, "key": key} for key in _list_keys(message)], LETTERS_SCHEMA)
+
+
 def _collect_names(changes: pa.Table) -> dict[int, InvalidationMessage]:
     """Return scope and collection names by collection id, from the changes that have them."""
     columns = ["collection_id", "scope", "collection"]
@@ -268,17 +364,32 @@ class InvalidationKind(DependentKind):
     timeout: float = 10.0
     retries: int = 3
     backoff: float = 0.5
+    dead_letter_path: str | None = option(
+        nonempty("a directory", metavar="DIRECTORY", is_path=True),
+        "directory for Parquet files of the keys that the server refuses, or a URL of an object store",
+        default=None,
+    )
 
     def __post_init__(self) -> None:
         check_declared_name("sink", self.name)
         check_limits(self)
         self.find_address()
+        self.find_letter_directory()
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> Invalidation:
         """Return the sender of this declaration for a lake."""
         return Invalidation(
             lake, **{each.name: getattr(self, each.name) for each in fields(self) if each.name != "source"}
         )
+
+    @property
+    def dead_letters(self) -> str | None:
+        """The directory of refused keys, None without one."""
+        return self.dead_letter_path
+
+    def find_letter_directory(self) -> LakePath | None:
+        """Return the directory of dead letters, None without one."""
+        return None if self.dead_letter_path is None else parse_directory("dead_letter_path", self.dead_letter_path)
 
     def describe(self) -> str:
         """Return the content of the messages, for plans."""
