@@ -19,7 +19,7 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_xattrs
-from penstock.wire.messages.kv import SetVbucket
+from penstock.wire.messages.kv import GetLocked, Set, SetVbucket
 from tests.cli.output_checks import check_object
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutation, mutations
@@ -34,6 +34,25 @@ def write_samples(path: Path) -> Path:
     lines = (json.dumps({"id": key, "doc": document}) for key, document in make_samples(3000, 4))
     path.write_text("\n".join(lines))
     return path
+
+
+def test_one_refused_document_does_not_stop_the_others(node, run):
+    lines = b"".join(b'{"id": "k%d", "n": %d}\n' % (number, number) for number in range(6))
+    url = f"{node.url('beer')}?retrySeconds=0.2"
+    with connected(node, "beer") as client:
+        vbucket = compute_vbucket(b"k3", 16)
+        assert client.ask(Set(key=b"k3", value=b"{}", vbucket=vbucket)).specific == Status.SUCCESS
+        assert client.ask(GetLocked(key=b"k3", lock_time=30, vbucket=vbucket)).specific == Status.SUCCESS
+        for way, code in (("skip", 0), ("stop", 1)):
+            done = run("load", "-", "--key", "id", "--on-error", way, "--url", url, stdin=lines)
+            assert done.code == code
+            assert done.err.startswith("penstock: - line 4: SET b'k3': ")
+            if way == "skip":
+                assert "5 documents loaded, 1 skipped" in done.out
+            else:
+                assert "3 documents loaded, 0 skipped" in done.out
+    found = run("tail", "--from", "beginning", "--until", "now", "--json", "--url", url).json_lines
+    assert {line["key"] for line in found if line["value"] != "{}"} == {"k0", "k1", "k2", "k4", "k5"}
 
 
 def compact(document) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -18,6 +18,16 @@ from penstock.cli.base.json_lines import BadLine, LoadedDocument, open_input, re
 from penstock.cli.base.show import format_json_line, print_text, warn
 from penstock.cli.base.work_display import show_transfer
 from penstock.client.connect.address import DEFAULT_URL, Address
+from penstock.errors import (
+    Error,
+    InvalidArguments,
+    KeyExists,
+    Locked,
+    NotStored,
+    SyncWriteInProgress,
+    TooBig,
+    Unreachable,
+)
 from penstock.text_files import LineReader
 
 if TYPE_CHECKING:
@@ -27,6 +37,8 @@ __all__ = ["LoadResult", "load_documents"]
 
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 2048, 8 * 1024 * 1024
 """Limits of one call: enough to keep many requests under way, and small enough to hold two chunks in memory."""
+_REFUSALS = (InvalidArguments, KeyExists, Locked, NotStored, SyncWriteInProgress, TooBig)
+"""Refusals of one document, while the node stores others."""
 
 
 @dataclass
@@ -35,7 +47,7 @@ class LoadResult:
 
     Attributes:
         loaded: documents that the node has acknowledged.
-        skipped: lines without a document.
+        skipped: lines without a document, or with a refused one.
         stopped_at_line: the line without a document that ended the loading, from 1; None if none did.
     """
 
@@ -78,7 +90,10 @@ def load(
         ),
     ] = 0,
     on_error: Annotated[
-        Literal["skip", "stop"], typer.Option(help="Action for a line without a document: report it, and stop or skip.")
+        Literal["skip", "stop"],
+        typer.Option(
+            help="Action for a line without a document, or with one that the node refuses: report it, and stop or skip."
+        ),
     ] = "stop",
     url: Url = DEFAULT_URL,
     username: Username = None,
@@ -147,16 +162,16 @@ async def load_documents(
     *,
     expiry: int = 0,
 ) -> None:
-    """Store documents in their order.
+    """Store documents in their order. Raises the node's refusal of a document if `report` does not continue after it.
 
     Args:
         bucket: the connected bucket.
         documents: documents and lines without one.
         done: counts the documents that the node has acknowledged, and the skipped lines.
-        report: called for each line without a document; returns whether to continue after it.
+        report: called for each line without a document, or with a refused one; returns whether to continue after it.
         expiry: as in Bucket.upsert.
     """
-    chunk: list[tuple[str | bytes, bytes]] = []
+    chunk: list[LoadedDocument] = []
     nbytes = 0
     for document in documents:
         if isinstance(document, BadLine):
@@ -165,10 +180,37 @@ async def load_documents(
                 continue
             done.stopped_at_line = document.line
             break
-        chunk.append((document.key, document.value))
+        chunk.append(document)
         nbytes += len(document.value)
         if len(chunk) == _CHUNK_DOCUMENTS or nbytes >= _CHUNK_BYTES:
-            done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
+            await _store_chunk(bucket, chunk, done, report, expiry)
             chunk.clear()
             nbytes = 0
-    done.loaded += len(await bucket.upsert_many(chunk, expiry=expiry))
+    await _store_chunk(bucket, chunk, done, report, expiry)
+
+
+async def _store_chunk(
+    bucket: Bucket, chunk: Sequence[LoadedDocument], done: LoadResult, report: Callable[[BadLine], bool], expiry: int
+) -> None:
+    """Store documents together, or one by one if the node refuses one of them."""
+    try:
+        done.loaded += len(await bucket.upsert_many(((each.key, each.value) for each in chunk), expiry=expiry))
+        return
+    except Error as error:
+        if not _is_refusal(error):
+            raise
+    # It is unknown which of the others are stored: a second upsert changes nothing.
+    for each in chunk:
+        try:
+            await bucket.upsert(each.key, each.value, expiry=expiry)
+        except Error as error:
+            if not _is_refusal(error) or not report(BadLine(each.line, str(error.__cause__ or error))):
+                raise
+            done.skipped += 1
+        else:
+            done.loaded += 1
+
+
+def _is_refusal(error: Error) -> bool:
+    """Return whether an error concerns one document, also after the client has tried it again for a while."""
+    return isinstance(error.__cause__ if isinstance(error, Unreachable) else error, _REFUSALS)
