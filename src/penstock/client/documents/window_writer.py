@@ -6,8 +6,9 @@ XDCR and the sinks of Spark write with it. A window is limited in rows and bytes
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -68,9 +69,32 @@ class RefusedRows:
 
     @property
     def first_refusal(self) -> str:
-        """The key and the reason of the first refused row."""
-        key = self.rows["key"][0].as_py()
-        return f"key {key!r}: {self.faults[0].text}"
+        """The first refused row."""
+        return self.describe(1)[0]
+
+    def describe(self, most: int) -> list[str]:
+        """Return key, place and reason of the first rows.
+
+        Args:
+            most: the number of rows, at most.
+        """
+        names = [name for name in ("key", *_PLACES) if name in self.rows.column_names]
+        rows = self.rows.select(names).slice(0, most).to_pylist()
+        return [
+            f"key {row['key']!r}: {fault.text}{_describe_place(row)}"
+            for row, fault in zip(rows, self.faults[:most], strict=True)
+        ]
+
+
+_PLACES = ("scope", "collection", "vbucket", "seqno")
+"""Columns of changes that say which change a row is."""
+
+
+def _describe_place(row: Mapping[str, Any]) -> str:
+    """Return the collection, vbucket and seqno of a change in brackets; nothing for a row that is no change."""
+    parts = [f"collection {row.get('scope')}.{row['collection']}"] if row.get("collection") else []
+    parts += [f"vbucket {row.get('vbucket')}, seqno {row['seqno']}"] if row.get("seqno") is not None else []
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def divide_into_windows(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:

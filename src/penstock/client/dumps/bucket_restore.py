@@ -117,6 +117,4 @@ class BucketRestore:
         counts.missing += found.missing
         counts.refused += found.failed
         if result.refused is not None and len(counts.refusals) < _MOST_EXAMPLES:
-            keys = result.refused.rows["key"].to_pylist()
-            examples = list(zip(keys, result.refused.faults, strict=True))[: _MOST_EXAMPLES - len(counts.refusals)]
-            counts.refusals += [f"key {key!r}: {fault.text}" for key, fault in examples]
+            counts.refusals += result.refused.describe(_MOST_EXAMPLES - len(counts.refusals))

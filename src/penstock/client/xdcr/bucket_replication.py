@@ -312,9 +312,7 @@ class BucketReplication:
                 raise _CollectionMissing(f"{self._target_address}: {fault.text}, key {key!r}")
             if fault.status in _BUCKET_STATUSES:
                 raise Error(f"{self._target_address} refuses changes: {fault.text}, key {key!r}")
-        free = _MOST_EXAMPLES - len(self.progress.refusals)
-        examples = list(zip(keys, refused.faults, strict=True))[:free]
-        self.progress.refusals += [f"key {key!r}: {fault.text}" for key, fault in examples]
+        self.progress.refusals += refused.describe(_MOST_EXAMPLES - len(self.progress.refusals))
         if self._on_refused is not None:
             self._on_refused(refused)
 
