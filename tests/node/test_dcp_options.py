@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from penstock.names import escape_text
 from penstock.node.streams.ext_metadata import SECTION
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import OpenFlag, StreamFlag
@@ -12,6 +13,7 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status, StreamEndReason
 from penstock.wire.messages.dcp import DcpReply, Deletion, DeletionV2, Expiration, Mutation
 from penstock.wire.messages.kv import Flush, Noop, SetVbucket
+from tests.naughty_names import TEXTS
 from tests.node.wire_client import connected
 
 S, F = Status, OpenFlag
@@ -163,6 +165,17 @@ def test_first_acknowledgement_of_too_many_bytes_is_logged(consumer, caplog):
     assert [message for message in caplog.messages if "acknowledges" in message] == [
         "test acknowledges 70 bytes, while 0 are unacknowledged"
     ]
+
+
+@pytest.mark.parametrize("name", [name for name in TEXTS if not name.isprintable()])
+def test_name_of_a_connection_forges_no_line_of_the_log(consumer, caplog, name):
+    caplog.set_level("INFO", "penstock.node")
+    consumer.open(name).control("connection_buffer_size", "5000")
+    consumer.acknowledge(70)
+    assert consumer.status(Noop()) == S.SUCCESS
+    (message,) = [message for message in caplog.messages if "acknowledges" in message]
+    assert message == f"{escape_text(name)} acknowledges 70 bytes, while 0 are unacknowledged"
+    assert message.isprintable()
 
 
 def test_v7_statuses_are_sent_if_enabled(consumer):

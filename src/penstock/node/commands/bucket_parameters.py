@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from penstock.errors import InvalidArguments, KeyNotFound, NotSupported
+from penstock.names import escape_text
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
@@ -122,7 +123,7 @@ def set_parameter(session: Session, request: SetParam) -> bytes:
     known = PARAMETERS.get(name)
     if known is not None and kind in known.types:
         known.apply(bucket, request.vbucket, _parse_value(known, name, text))
-        logger.info("bucket %s: %s set to %s", bucket.store.name, name, text)
+        logger.info("bucket %s: %s set to %s", bucket.store.name, name, escape_text(text))
     elif kind not in _FLUSH or not name.startswith(IGNORED_PREFIXES):
         error = KeyNotFound if kind in (ParamType.CHECKPOINT, ParamType.REPLICATION) else InvalidArguments
         raise error(f"unknown {kind.name.lower()} parameter {name!r}")

@@ -12,6 +12,7 @@ from itertools import count
 from typing import Any, Final
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, RemoteProtocolError, StatusError
+from penstock.names import escape_bytes
 from penstock.node.answers import CloseConnection
 from penstock.node.buckets.endpoint_reports import EndpointLoad, StreamReport, StreamRole
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -87,7 +88,7 @@ class DcpConsumer(StreamEndpoint):
             raise NotMyVbucket(f"vbucket {vbucket.id} is active, expected a replica", vbucket=vbucket.id)
         for other in self.bucket.listeners:
             if isinstance(other, DcpConsumer) and vbucket.id in other.streams:
-                raise KeyExists(f"vbucket {vbucket.id} has a stream of {other.name.decode('utf-8', 'replace')}")
+                raise KeyExists(f"vbucket {vbucket.id} has a stream of {escape_bytes(other.name)}")
         stream = PassiveStream(
             self.bucket,
             self,

@@ -10,6 +10,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from penstock.errors import KeyExists, OutOfRange, make_status_error
+from penstock.names import escape_bytes
 from penstock.node.answers import CloseConnection
 from penstock.node.buckets.rollback_log import DemandedRollback
 from penstock.node.buckets.served_bucket import ServedBucket
@@ -221,7 +222,7 @@ class StreamProducer(ChangeProducer):
 
     def acknowledge(self, nbytes: int) -> None:
         """Free some bytes of the window."""
-        self.flow.acknowledge(nbytes, self.name.decode("utf-8", "replace"))
+        self.flow.acknowledge(nbytes, escape_bytes(self.name))
         self.resume()
 
     def handle_response(self, frame: Frame) -> bytes:
