@@ -130,11 +130,11 @@ class RecordProducer(ABC):
             self._produce(topic, key, value)
         except KafkaException as error:
             # After a broker's refusal, a transaction takes no further record: the refusal is the reason.
-            self._serve_callbacks()
+            if (refusal := find_refusal(error.args[0])) is not None:
+                return refusal
+            self._wait_for_brokers(SLICE_SECONDS)  # the broker's refusal may not be reported yet
             self._raise_refused()
-            if (refusal := find_refusal(error.args[0])) is None:
-                raise
-            return refusal
+            raise
         return None
 
     def _produce(self, topic: str, key: bytes, value: bytes | None, **more: Any) -> None:
@@ -250,6 +250,8 @@ class TransactionalProducer(RecordProducer):
 
         self._raise_refused()
         if self._failure is not None and self._failure.code() in (KafkaError._PURGE_QUEUE, KafkaError._PURGE_INFLIGHT):
+            self._wait_for_brokers(SLICE_SECONDS)
+            self._raise_refused()
             with translate_kafka_errors(self._patience):
                 self._producer.commit_transaction(self._patience.seconds)
         super()._raise_failure()
