@@ -372,7 +372,7 @@ def test_sources_have_their_own_namespaces_in_a_catalog(tmp_path):
     }
     with pytest.raises(UsageError, match="sources 'beer-eu' and 'beer_eu' have the same namespace 'beer_eu'"):
         parse_definition(given, str(tmp_path / "p.toml"))
-    del given["tables"]["catalog"]  # each lake has its own
+    given["tables"] = {"format": "iceberg"}  # each lake has a catalog of its own
     parse_definition(given, str(tmp_path / "p.toml"))
 
 
