@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 from penstock.client.replication import vbucket_mover
-from penstock.node.cluster.pushed_map import PushedMap
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
 from tests.patience import PATIENCE
@@ -177,21 +176,14 @@ def find_failure(schedule: Schedule, spoil: Callable[[Any], object]) -> str:
     [
         (CRASHES, promise_too_much, "lost Write"),
         (make_schedule(), change_relayed_values, "its owner"),
+        (make_schedule(), promote_everywhere, "is active on"),
     ],
 )
 def test_a_broken_rule_is_found(schedule, spoil, problem):
     assert problem in find_failure(schedule, spoil)
 
 
-def test_two_owners_end_at_the_next_map(monkeypatch):
-    """Replicas that are made active end when the map gives their vbuckets to another node. Without this, they stay."""
-    run_schedule(make_schedule(), promote_everywhere)
-    monkeypatch.setattr(PushedMap, "list_foreign", lambda pushed: {})
-    assert "is active on" in find_failure(make_schedule(), promote_everywhere)
-
-
-def test_failure_has_the_schedule_of_its_seed(monkeypatch):
-    monkeypatch.setattr(PushedMap, "list_foreign", lambda pushed: {})
+def test_failure_has_the_schedule_of_its_seed():
     schedule = make_schedule(CRASH)
     with pytest.raises(SimulationFailed) as caught:
         run_schedule(schedule, promote_everywhere)

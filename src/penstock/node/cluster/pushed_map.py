@@ -6,15 +6,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.replication.map_layout import read_map_layout
 from penstock.errors import InvalidArguments, RemoteProtocolError
-from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["PushedMap"]
 
-_ANY_HOST = "$HOST"
 _VERSION_FIELDS = ("rev", "revEpoch")
 
 
@@ -49,27 +45,6 @@ class PushedMap:
             raise InvalidArguments(str(error)) from None
         content = {name: value for name, value in document.items() if name not in _VERSION_FIELDS}
         return cls(epoch, revision, text, content)
-
-    def list_foreign(self) -> dict[int, VbucketState]:
-        """Return the states of the vbuckets that the map gives to other nodes.
-
-        Returns:
-            Vbucket -> replica if its chain has this node, else dead. Empty if the map does not mark this node
-            (`thisNode` in nodesExt), or has no vbuckets.
-        """
-        entries = self.content.get("nodesExt")
-        try:
-            layout = read_map_layout(self.content, (_ANY_HOST, 0))
-        except RemoteProtocolError:
-            return {}
-        marked = [at for at, entry in enumerate(entries or ()) if entry.get("thisNode")]
-        if len(marked) != 1 or len(entries or ()) != len(layout.nodes):
-            return {}
-        return {
-            vbucket: VbucketState.REPLICA if marked[0] in chain else VbucketState.DEAD
-            for vbucket, chain in enumerate(layout.chains)
-            if chain[0] not in (NO_NODE, marked[0])
-        }
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> PushedMap:

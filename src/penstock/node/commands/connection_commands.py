@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.answers import Answer, CloseConnection
-from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.command_table import (
@@ -135,31 +133,8 @@ def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
     bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
     if bucket is None and request.key:
         raise KeyNotFound(f"no bucket {request.key!r}")
-    if bucket is None:
-        session.node.map.replace(pushed)
-    else:
-        _adopt_map(bucket, pushed)
+    (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
     return encode_reply(request)
-
-
-def _adopt_map(bucket: ServedBucket, pushed: PushedMap) -> None:
-    """Serve a map of an orchestrator from now on.
-
-    An active vbucket that the map gives to another node becomes a replica or dead. So two owners of a vbucket end at
-    the next map, wherever they came from. The same map once more changes nothing: a state may have been set since.
-
-    Raises:
-        KeyExists: the map is older than the newest one.
-        TemporaryFailure: the map cannot be stored. Nothing has changed.
-    """
-    if pushed == bucket.cluster_map.pushed:
-        return
-    bucket.cluster_map.replace(pushed)
-    vbuckets = bucket.store.vbuckets
-    foreign = pushed.list_foreign()
-    for vbucket in (each for each in vbuckets if each.id in foreign and each.history.state is VbucketState.ACTIVE):
-        vbucket.set_state(foreign[vbucket.id])
-        bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
 
 @COMMANDS.serve(needs=LOGIN)
