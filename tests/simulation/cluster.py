@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
-from typing import Any
 
 from penstock.node import Node
 from penstock.node.transport.machine import Machine
@@ -39,6 +38,7 @@ class SimulatedNode:
 
     def __init__(self, cluster: Cluster, number: int, vbuckets: int) -> None:
         self.name = f"n{number}"
+        self._own_uuid = f"{number + 2:032x}"
         self.host = f"127.0.0.{number + 1}"
         self.node: Node | None = None
         self._cluster = cluster
@@ -82,21 +82,22 @@ class SimulatedNode:
             self.process = self._make_process()
         self._power = True
         process = self.process
-        starting = self._cluster.loop.spawn(process, self._cluster.open_node(self, self._make_machine()))
+        starting = self._cluster.loop.spawn(process, self._open(self._make_machine()))
         ended = asyncio.ensure_future(process.ended.wait())
         await asyncio.wait([starting, ended], return_when=asyncio.FIRST_COMPLETED)
         ended.cancel()
         if process.is_alive:
             self.node = starting.result()
 
-    async def open_standalone(self, machine: Machine) -> Node:
-        """Start a node on its own. If its bucket has replicas, it commits no durable write before they are named."""
+    async def _open(self, machine: Machine) -> Node:
+        """Start the node. If its bucket has replicas, it commits no durable write before they are named."""
         settings = replace(self._cluster.settings, commit_seconds=self.commit_seconds)
         node = await Node.start(
             self.host, PORT, [BUCKET], self._count, data_dir=self.data_dir, machine=machine, settings=settings
         )
         spec = node.buckets[BUCKET].spec
-        node.buckets.change_spec(replace(spec, replicas=self._cluster.replicas, uuid=_BUCKET_UUID))
+        uuid = _BUCKET_UUID if self._cluster.shares_bucket else self._own_uuid
+        node.buckets.change_spec(replace(spec, replicas=self._cluster.replicas, uuid=uuid))
         return node
 
     @property
@@ -136,10 +137,8 @@ class Cluster:
         settings: of the bucket, without the time of commits.
         nodes: the machines with nodes.
         crashed: called with a node that has crashed.
-        open_node: starts the node of a machine.
+        shares_bucket: whether all nodes have parts of one bucket, or each has a bucket of its own.
     """
-
-    open_node: Callable[[SimulatedNode, Machine], Coroutine[Any, Any, Node]]
 
     def __init__(self, seed: int, loop: VirtualLoop, network: Network, vbuckets: Sequence[int]) -> None:
         self.seed = seed
@@ -153,7 +152,7 @@ class Cluster:
         )
         self.nodes = [SimulatedNode(self, number, count) for number, count in enumerate(vbuckets)]
         self.crashed = lambda node: None
-        self.open_node = SimulatedNode.open_standalone
+        self.shares_bucket = True
 
     def crash(self, node: SimulatedNode, *, power: bool, silent: bool) -> None:
         """End the process of a node.

@@ -50,6 +50,7 @@ class XdcrStory(World):
         self.resolution = random.choice(("seqno", "lww"))
         self.cluster.settings = replace(self.cluster.settings, conflict_resolution=self.resolution)
         self.cluster.replicas = 0
+        self.cluster.shares_bucket = False
         self._directory = Path(tempfile.mkdtemp())
         self._attempts: list[asyncio.Task[object] | None] = [None, None]
         self._replications: list[BucketReplication] = []
