@@ -123,3 +123,26 @@ def test_node_outside_the_map_is_refused(run, source, target):
     done = run("move", "--vbucket", "4", "--from", source.url("beer"), "--to", unknown)
     assert done.code == 2
     assert "is not in the cluster map, expected one of" in done.err
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("replicate", "--from", "ONE", "--to", "OTHER", "--overwrite", "--until", "now"),
+        ("replicate", "--from", "ONE", "--to", "OTHER", "--until", "now"),
+        ("move", "--vbucket", "3", "--from", "ONE", "--to", "OTHER"),
+        ("move", "--balance", "--from", "OTHER", "--to", "ONE"),
+        ("failover", "--node", "OTHER", "--to", "ONE", "--lose"),
+    ],
+    ids=" ".join,
+)
+@pytest.mark.parametrize("count", [0, 20])
+def test_one_node_under_two_names_is_refused(run, command, count):
+    with Node.running(["beer"], vbuckets=16) as node:
+        names = {"ONE": node.url("beer"), "OTHER": node.url("beer").replace("127.0.0.1", "localhost")}
+        lines = b"".join(b'{"id": %d}\n' % number for number in range(count))
+        run("load", "-", "--key", "id", "--url", node.url("beer"), stdin=lines)
+        done = run(*(names.get(word, word) for word in command))
+        assert (done.code, "are the same node, expected different nodes" in done.err) == (2, True), done.err
+        assert list_owned(run, node) == [*range(16)]
+        assert len(read_keys(run, node)) == count

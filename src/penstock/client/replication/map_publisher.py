@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
@@ -16,7 +17,7 @@ from penstock.client.replication.map_layout import (
     make_map_document,
     read_map_layout,
 )
-from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.errors import KeyExists, RemoteProtocolError
 
 __all__ = ["MapPublisher"]
@@ -46,6 +47,7 @@ class MapPublisher:
         self._version: MapVersion = (0, 0)  # of the layout
         self._alone: list[MapNode] = []  # nodes that stood alone when they were loaded
         self._documents: list[Mapping[str, Any]] = []
+        self._loaded: list[Endpoint] = []
 
     async def close(self) -> None:
         """Close the connections to all nodes."""
@@ -82,7 +84,12 @@ class MapPublisher:
 
         Raises:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
+            UsageError: it is a node that was loaded before, under another name.
         """
+        for loaded in self._loaded:
+            if self.layout.find_node(endpoint) == NO_NODE:
+                await check_other_node(self.get_control(loaded), self.get_control(endpoint))
+        self._loaded.append(endpoint)
         document = await self.get_control(endpoint).read_map()
         layout, known = read_map_layout(document, endpoint).replace_endpoints(self._hidden), self.layout
         if known.chains and len(layout.chains) != len(known.chains):

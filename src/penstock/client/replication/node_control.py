@@ -32,7 +32,7 @@ from penstock.wire.messages.kv import (
 )
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NodeControl"]
+__all__ = ["NodeControl", "check_other_node"]
 
 T = TypeVar("T")
 
@@ -187,3 +187,23 @@ class NodeControl:
             key=self.address.bucket.encode(), epoch=document["revEpoch"], revision=document["rev"], value=text
         )
         await self._ask(lambda link, timeout: link.request(request, timeout))
+
+
+async def check_other_node(node: NodeControl, other: NodeControl) -> None:
+    """Check that two addresses lead to different nodes: a host has several names.
+
+    One node has one process, and active vbuckets of one history. Neither alone is enough: processes of two machines may
+    have the same number, and a vbucket and its copy have the same history.
+
+    Raises:
+        UsageError: both lead to one node.
+    """
+    (stats, states), (other_stats, other_states) = [
+        (await each.read_stats(""), await each.read_states()) for each in (node, other)
+    ]
+    active = [vb for vb in states if states[vb] is other_states.get(vb) is VbucketState.ACTIVE][:1]
+    if not active or stats.get("pid") != other_stats.get("pid"):
+        return
+    newest = [(await each.read_failover_logs(active))[active[0]][0] for each in (node, other)]
+    if newest[0] == newest[1]:
+        raise UsageError(f"{node.address} and {other.address} are the same node, expected different nodes")

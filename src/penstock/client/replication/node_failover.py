@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,7 +14,7 @@ from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.client.replication.replica_choice import (
     NodeReport,
     Promotion,
@@ -22,7 +23,7 @@ from penstock.client.replication.replica_choice import (
     plan_promotion,
 )
 from penstock.client.topology.missing_vbuckets import format_ranges
-from penstock.errors import Error, UsageError
+from penstock.errors import ConnectionClosed, Error, Unreachable, UsageError
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["FailoverResult", "fail_over", "format_risks"]
@@ -65,6 +66,7 @@ async def fail_over(
         Error, OSError: a remaining node does not answer.
     """
     scan = await _scan_nodes(publisher, node)
+    await _check_lost(NodeControl(address, node), scan.controls)
     if scan.risks and not may_lose:
         raise UsageError(f"{format_risks(scan.risks)}; expected copies without risk, or --lose. Nothing has changed")
     is_reachable = await _stop_node(NodeControl(address, node))
@@ -153,6 +155,17 @@ def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence
 
 def _find(states: Mapping[int, VbucketState], wanted: VbucketState) -> set[int]:
     return {vbucket for vbucket, state in states.items() if state is wanted}
+
+
+async def _check_lost(lost: NodeControl, others: Sequence[NodeControl]) -> None:
+    """Raise UsageError if the lost node is one of the others under another name."""
+    lost = NodeControl(replace(lost.address, options=replace(lost.address.options, retry_seconds=0.0)))
+    try:
+        with suppress(OSError, Unreachable, ConnectionClosed):  # it is lost
+            for other in others:
+                await check_other_node(lost, other)
+    finally:
+        await lost.close()
 
 
 async def _stop_node(control: NodeControl) -> bool:

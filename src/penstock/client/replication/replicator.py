@@ -27,7 +27,7 @@ from penstock.client.relays.node_relay import (
 )
 from penstock.client.relays.upr_relay import UprRelay
 from penstock.client.replication.map_layout import read_own_address
-from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
 from penstock.client.replication.replication_progress import CatchUpGoals, ReplicationProgress, find_lag
 from penstock.client.replication.target_states import find_new_replicas
@@ -219,6 +219,8 @@ class Replicator:
                 self._streams.finish(vbuckets)
 
     async def _start_at(self, endpoint: Endpoint, vbuckets: set[int]) -> None:
+        if endpoint not in self._owned:
+            await _check_source(self._source, endpoint, self._control)
         self._owned[endpoint] = {*self._owned.get(endpoint, ()), *vbuckets}
         try:
             if taken := await self._prepare(vbuckets):
@@ -394,3 +396,11 @@ class Replicator:
         await relay.relay.close()
         self._fail(endpoint, self._owned[endpoint], failure)
         return None
+
+
+async def _check_source(source: Address, endpoint: Endpoint, target: NodeControl) -> None:
+    """Raise UsageError if a node of the source is the target under another name."""
+    address = replace(source, options=replace(source.options, retry_seconds=0.0))
+    with contextlib.suppress(OSError, Unreachable, ConnectionClosed, TemporaryFailure):  # the stream reports these
+        async with NodeControl(address, endpoint) as control:
+            await check_other_node(control, target)
