@@ -145,7 +145,16 @@ def test_values_fit_their_type(name, value, wanted):
 
 @pytest.mark.parametrize("count", [1, 400])
 @pytest.mark.parametrize(
-    ("written", "held"), [("9007199254740993", None), ("9007199254740994", 2.0**53 + 2), ("-0.0", 0.0)]
+    ("written", "held"),
+    [
+        ("9007199254740993", None),
+        ("9007199254740994", 2.0**53 + 2),
+        ("-0.0", 0.0),
+        ("0e-400", 0.0),
+        ("1e-400", None),
+        ("-1.5E-0400", None),
+        ("1e-300", 1e-300),
+    ],
 )
 def test_a_double_is_never_another_number(written, held, count):
     """A whole number that was rounded is a misfit, whichever parser reads it, as in the columns of views."""

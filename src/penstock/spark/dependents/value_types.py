@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UsageError
+from penstock.spark.values.json_batches import SMALL_NUMBERS
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
 from penstock.spark.values.json_rows import EXACT_INTEGERS, fit_float
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
@@ -168,7 +169,7 @@ VALUE_TYPES = {
     kind.name: kind
     for kind in (
         ValueType("string", pa.string(), pa.string(), _fit_string, _keep_column),
-        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact),
+        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact, SMALL_NUMBERS[pa.float64()]),
         ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
         ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
         ValueType("timestamp", TIMESTAMP, pa.string(), fit_timestamp, _convert_times),

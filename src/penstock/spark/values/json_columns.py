@@ -32,7 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.argument_types import check_arguments
-from penstock.spark.values.json_batches import find_safe, read_batch
+from penstock.spark.values.json_batches import SMALL_NUMBERS, find_safe, read_batch
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
 from penstock.spark.values.json_rows import EXACT_INTEGERS, parse_rows
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
@@ -223,7 +223,7 @@ class _BatchReader:
 
     def parse_slice(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
         """Return the fields and the rest of values."""
-        likely = find_safe(values, UNSAFE_NUMBERS if _has_decimals(self.of) else "", beginnings="{")
+        likely = find_safe(values, _find_unsafe(self.of), beginnings="{")
         if likely.true_count == len(values):
             return self._parse_likely(values)
         apart = [self._parse_likely(values.filter(likely)), parse_rows(values.filter(pc.invert(likely)), self.of)]
@@ -265,10 +265,17 @@ def _make_read_type(of: pa.DataType) -> pa.DataType:
     return pa.string() if pa.types.is_temporal(of) else of
 
 
-def _has_decimals(of: pa.DataType) -> bool:
+def _find_unsafe(of: pa.DataType) -> str:
+    """Return a regular expression of documents that pyarrow.json must not read for a type; empty for none."""
+    found = [UNSAFE_NUMBERS] if _has_type(of, pa.types.is_decimal) else []
+    return "|".join([*found, *(pattern for kind, pattern in SMALL_NUMBERS.items() if _has_type(of, kind.equals))])
+
+
+def _has_type(of: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
+    """Return whether a type, or a type within it, is a wanted one."""
     if pa.types.is_struct(of):
-        return any(_has_decimals(field.type) for field in of)
-    return _has_decimals(of.value_type) if pa.types.is_list(of) else bool(pa.types.is_decimal(of))
+        return any(_has_type(field.type, is_wanted) for field in of)
+    return _has_type(of.value_type, is_wanted) if pa.types.is_list(of) else is_wanted(of)
 
 
 def _convert_column(read: pa.Array, of: pa.DataType) -> tuple[pa.Array, Bools]:

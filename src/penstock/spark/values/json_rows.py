@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from datetime import date
 from decimal import Decimal
@@ -37,6 +38,8 @@ Fields: TypeAlias = Mapping[str, pa.DataType]
 
 EXACT_INTEGERS = {pa.float32(): 2**24, pa.float64(): 2**53}
 """Up to here every integer is a number of the type."""
+
+_IS_NOT_ZERO = re.compile("[-0.]*[1-9]")
 
 
 def parse_rows(values: pa.BinaryArray, of: pa.StructType) -> tuple[pa.StructArray, pa.StringArray]:
@@ -134,11 +137,13 @@ def _fit_number(value: int | float, of: pa.DataType) -> int | float | Decimal | 
 def fit_float(value: int | float, of: pa.DataType) -> float | None:
     """Return a number as a FLOAT or DOUBLE, in which a fraction may be rounded.
 
-    None for a whole number that would be rounded, and for a number that would become infinite.
+    None for a whole number that would be rounded, and for a number that would become infinite or 0.
     """
     try:
         with np.errstate(over="ignore"):
             held = float(of.to_pandas_dtype()(float(value)))
     except OverflowError:
+        return None
+    if held == 0 and isinstance(value, WrittenFloat) and _IS_NOT_ZERO.match(value.text):
         return None
     return held if math.isfinite(held) and (isinstance(value, float) or int(held) == value) else None
