@@ -177,12 +177,17 @@ class ChangeStream:
         while True:
             coming = self.expect_delivery()
             if not coming.done():
-                await asyncio.wait([coming])
+                try:
+                    await asyncio.wait([coming])
+                except asyncio.CancelledError:
+                    self._reader.end_wait()
+                    raise
             if coming is self._coming:  # else another call has got it
                 return self.hand_out()
 
     def expect_delivery(self) -> asyncio.Future[Delivery | None]:
         """Return the future of the next delivery, the same one until `hand_out`. It is not the caller's to cancel."""
+        self._reader.begin_wait()
         if self._coming is None:
             loop = asyncio.get_running_loop()
             if (ready := self._reader.find_ready()) is None:
@@ -196,6 +201,7 @@ class ChangeStream:
         """Return the delivery of `expect_delivery`, which is done; None after the end. Raises as `next_delivery`."""
         coming, self._coming = self._coming, None
         assert coming is not None
+        self._reader.end_wait()
         if coming.cancelled():  # by `close`
             return None
         delivery = coming.result()

@@ -89,14 +89,26 @@ class DeliveryReader:
         self._watch = SilenceWatch(self._address, feed, self.connections)
         self._failure: Exception | None = None
         """An error to raise after the delivery of all changes that arrived before it."""
+        self._before_failure = 0
+        """Deliveries that arrived before it. Others may go on to arrive, so that there is always one."""
         self.unacknowledged: list[Delivery] = []
 
     def find_ready(self) -> Delivery | None:
         """Return the next delivery if it needs no wait."""
-        while self.feed.deliveries and not (self._mitigation or self._needs_recovery or self.recovery.is_closed):
-            if (chosen := self._choose_changes(self.feed.deliveries.popleft())) is not None:
+        while self.feed.deliveries and not (
+            self._mitigation or self._needs_recovery or self.recovery.is_closed or self._is_failure_due
+        ):
+            if (chosen := self._choose_changes(self._take_delivery())) is not None:
                 return chosen
         return None
+
+    def begin_wait(self) -> None:
+        """Record that the caller waits for a delivery from now on."""
+        self._watch.resume()
+
+    def end_wait(self) -> None:
+        """Record that the caller no longer waits: it gets its delivery, or an error, or was cancelled."""
+        self._watch.pause()
 
     async def find_delivery(self) -> Delivery | None:
         """Wait for the next delivery that the filter does not leave out; None after the end of all streams."""
@@ -152,9 +164,13 @@ class DeliveryReader:
         """Return the delivery that is held, or the next one; None after the end of all streams."""
         if self._held is not None and not self.recovery.is_closed:
             return self._held
-        self._watch.resume()
         try:
+            # Messages may have arrived before this task began to run, so that it does not wait.
+            if self.feed.deliveries:
+                self._watch.check()
             await self._recover_ended()
+            if self._failure is not None and self._is_failure_due:
+                raise self._failure
             while not self.feed.deliveries or self.recovery.is_closed:
                 self.positions.update(self.feed.take_positions())
                 if self.recovery.is_closed or self.feed.is_done:
@@ -165,10 +181,17 @@ class DeliveryReader:
         except (OSError, Error):
             await self.recovery.cancel_attempt()
             raise
-        finally:
-            self._watch.pause()
-        self._held = self.feed.deliveries.popleft()
+        self._held = self._take_delivery()
         return self._held
+
+    def _take_delivery(self) -> Delivery:
+        self._before_failure -= 1
+        return self.feed.deliveries.popleft()
+
+    @property
+    def _is_failure_due(self) -> bool:
+        """Whether the caller has all changes that arrived before an error."""
+        return self._failure is not None and self._before_failure <= 0
 
     @property
     def _needs_recovery(self) -> bool:
@@ -190,7 +213,8 @@ class DeliveryReader:
             self.recovery.start_attempt()
             self.recovery.send_due_requests()
         except (OSError, Error) as error:
-            self._failure = error  # changes that arrived before the error are valid, and are delivered first
+            # Changes that arrived before the error are valid, and are delivered first.
+            self._failure, self._before_failure = error, len(self.feed.deliveries)
 
     async def _make_progress(self) -> None:
         """Open missing connections, send the due stream requests, and wait for a message or the end of a connection."""
