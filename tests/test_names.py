@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import penstock
 from penstock import names
+from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.groups.group_documents import GroupKeys
 from penstock.client.positions.document_positions import DocumentPositions
@@ -109,7 +110,9 @@ GROUPS = ("a", "a:vbucket:3", "a:member:b", "a%3Amember%3Ab", "a%", ":", *TEXTS)
 
 def test_no_two_documents_of_groups_and_consumers_have_the_same_key():
     """Also if the name of a group looks like a part of the keys of another group."""
-    found = Counter(DocumentPositions(cast(Any, None), group)._key for group in set(GROUPS))
+    found = Counter(
+        DocumentPositions(Bucket(parse_address("couchbase://127.0.0.1/b")), group)._key for group in set(GROUPS)
+    )
     for group in set(GROUPS):
         keys = GroupKeys(group)
         made = [keys.state, keys.make_member_key("b"), keys.make_member_key("vbucket:3"), keys.make_position_key(3)]

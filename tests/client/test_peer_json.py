@@ -263,11 +263,11 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 LOCAL = {
     "client/login/credentials.py": "a file",
     "client/feeds/stream_requests.py": "the own request",
-    "client/filters/filter_syntax.py": "an option",
     "client/login/secret_sources.py": "no JSON: the function of an installed provider",
     "spark/source/read_positions.py": "an option",
+    "wire/values/json_value.py": "documents, which are read by one rule wherever they come from",
 }
-"""Modules that read JSON of this machine's user -> source of the JSON."""
+"""Modules that read other JSON than that of peers -> source of the JSON."""
 
 
 def test_json_of_peers_is_read_in_one_place():

@@ -214,7 +214,7 @@ def test_two_nodes_can_share_a_data_directory_but_no_bucket(tmp_path, caplog):
         with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as second:
             assert list(second.buckets) == ["wine"]
             assert caplog.text.count("was not opened") == 2
-            with pytest.raises(StoreRefused, match="in use"):
+            with pytest.raises(UsageError, match="'fleeting' exists already"):
                 create_bucket(second, "fleeting", kind="ephemeral")
     with pytest.raises(StoreRefused, match="4 vbuckets, not"), Node.running(["beer"], data_dir=tmp_path, vbuckets=16):
         pass

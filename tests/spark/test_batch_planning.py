@@ -365,6 +365,7 @@ PURE_IMPORTS = [
             "penstock.client.feeds.resume_policy",
             "penstock.client.feeds.stream_position",
             "penstock.client.topology.vbucket_info",
+            "penstock.digits",
             "penstock.errors",
             "penstock.spark.source.run_lengths",
         },

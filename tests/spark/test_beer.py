@@ -22,8 +22,8 @@ from tests.waiting import wait_readable
 
 BEER = Path(__file__).parents[3] / "shared" / "data" / "beer-sample.jsonl"
 VBUCKETS = 64
-PAST = 31 * 86400
-"""An expiry time in 1970, in seconds since the epoch; 30 days and less would be relative to now."""
+PAST = 1_600_000_000
+"""An expiry time in 2020, in seconds since the epoch; 50 years and less would be relative to now."""
 
 pytestmark = pytest.mark.spark
 

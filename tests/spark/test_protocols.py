@@ -24,8 +24,8 @@ from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents, Proxy, check_changelog, current_of, numbered, read_batch
 from tests.spark.running import catch_up, running
 
-PAST = 3_000_000
-"""An expiry time in February 1970, in seconds since the epoch; 30 days and less would be relative to now."""
+PAST = 1_600_000_000
+"""An expiry time in 2020, in seconds since the epoch; 50 years and less would be relative to now."""
 
 STREAMING = ["upr-draft", "upr", "dcp"]
 COMMON_COLUMNS = [

@@ -148,7 +148,7 @@ def test_node_that_lost_its_data_causes_rollback_rows(after, follow):
         port = node.kv_port
         with Documents.of(node.url("default")) as documents:
             documents.store(numbered(0, 300))
-            query = follow(documents.url)
+            query = follow(documents.url, recreatedBucket="rollback")
             (before,) = query.all()
     with Node.running(["default"], vbuckets=4, port=port) as node, Documents.of(node.url("default")) as documents:
         documents.store(numbered(0, after, "anew"))

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from penstock.digits import read_digits
 from penstock.lazy_names import make_lazy_names
 
 if TYPE_CHECKING:
@@ -44,6 +43,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def _read_vbuckets(config: pytest.Config) -> int:
+    from penstock.digits import read_digits
+
     text = str(config.getini(_VBUCKETS_OPTION))
     number = read_digits(text, 1024, 1)
     if number is None or number & (number - 1):

@@ -156,10 +156,16 @@ def test_damaged_file_is_reported_in_one_sentence(path, change, message):
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"null", b"{", b"\xff", b"[" * 100_000, b'{"format": 1}'])
+@pytest.mark.parametrize("text", [b"", b"[]", b"7", b"null", b"{", b"[" * 100_000, b'{"format": 1}'])
 def test_files_of_another_kind_are_refused(path, text):
     path.write_bytes(text)
     with pytest.raises(UsageError, match=r"users\.json: not a file of users, or damaged"):
+        read_users(path)
+
+
+def test_file_that_is_not_utf8_is_refused_with_the_byte(path):
+    path.write_bytes(b"\xff")
+    with pytest.raises(UsageError, match=r"users\.json: byte 1, 0xff, is not UTF-8; expected a file of users"):
         read_users(path)
 
 

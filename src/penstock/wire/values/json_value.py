@@ -20,7 +20,6 @@ import sys
 from collections.abc import Callable
 from typing import Any, Final, NamedTuple, TypeVar
 
-import numpy as np
 from msgspec import DecodeError, Raw
 from msgspec.json import Decoder
 
@@ -349,14 +348,14 @@ def _may_be_deep(value: bytes) -> bool:
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 """A string of JSON, or the rest of the text if it does not end: so each byte is read once."""
 _OTHER_BYTES = bytes(set(range(256)) - set(b"{}[]"))
-_STEPS = np.zeros(256, np.int8)
-_STEPS[list(b"{[")], _STEPS[list(b"}]")] = 1, -1
 
 
 def _measure_levels(value: bytes) -> int:
     """Return how many levels of arrays and objects JSON text has, or a number above MAX_LEVELS; any for other text."""
     if _locate is not None:
         return int(_locate(value, b"", b"")[0])
-    brackets = _STRINGS.sub(b"", value).translate(None, _OTHER_BYTES)
-    depths = np.cumsum(_STEPS[np.frombuffer(brackets, np.uint8)], dtype=np.int32)
-    return int(depths.max(initial=0))
+    import numpy as np  # not at the start of each command, which would be slower
+
+    brackets = np.frombuffer(_STRINGS.sub(b"", value).translate(None, _OTHER_BYTES), np.uint8)
+    steps = np.where((brackets == ord("{")) | (brackets == ord("[")), 1, -1)
+    return int(np.cumsum(steps, dtype=np.int32).max(initial=0))
