@@ -26,6 +26,7 @@ from penstock.wire.values.snappy import deflate
 from tests.client.peer import RestartableNode, in_loop
 from tests.client.replicated import create_bucket, create_collections, read_values, read_versions, replicate
 from tests.node.disks import copy_files
+from tests.node.serve_process import wait_for
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 from tests.waiting import wait_until
@@ -156,11 +157,17 @@ def test_a_bucket_is_not_replicated_to_itself(urls, old, new):
         replicate(urls[0], urls[0].replace(old, new))
 
 
+def read_branch(node):
+    return node.call(lambda: node.buckets["beer"].store.vbuckets[0].history.failover_log[0])
+
+
 def test_a_bucket_is_not_replicated_to_its_mirror(nodes, urls):
     """The mirror has another uuid, and the same history: each change would come back by it."""
     store(urls[0], numbered(0, 3))
-    with Node.running(follow=urls[0]) as mirror, pytest.raises(UsageError, match="are the same bucket"):
-        replicate(mirror.url("beer"), urls[0])
+    with Node.running(follow=urls[0]) as mirror:
+        wait_for(lambda: read_branch(mirror) == read_branch(nodes[0]), "the history of the source")
+        with pytest.raises(UsageError, match="are the same bucket"):
+            replicate(mirror.url("beer"), urls[0])
 
 
 def test_a_state_of_another_source_is_refused(nodes, urls, tmp_path):

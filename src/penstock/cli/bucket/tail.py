@@ -241,9 +241,9 @@ def _report_omissions(stream: ChangeStream, *, as_json: bool) -> None:
     """Print on standard error which documents, frames and vbuckets of the bucket are not among the lines."""
     unreadable = stream.counts.unreadable
     if unreadable.count and as_json:
-        print(format_json_line({"unreadable": asdict(unreadable)}), file=sys.stderr)
+        print_text(format_json_line({"unreadable": asdict(unreadable)}), on_stderr=True)
     elif unreadable.count:
-        print(f"Not shown: {unreadable.describe()}", file=sys.stderr)
+        print_text(f"Not shown: {unreadable.describe()}", on_stderr=True)
     dropped = {reason: frames for reason, frames in stream.dropped.items() if reason not in EXPECTED_REASONS}
     if dropped:
         print_text(f"Not shown: {describe_drops(dropped)}", on_stderr=True)
