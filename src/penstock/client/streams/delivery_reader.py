@@ -169,7 +169,7 @@ class DeliveryReader:
             if self.feed.deliveries:
                 self._watch.check()
             await self._recover_ended()
-            if self._failure is not None and self._is_failure_due:
+            if self._failure is not None and self._before_failure <= 0:
                 raise self._failure
             while not self.feed.deliveries or self.recovery.is_closed:
                 self.positions.update(self.feed.take_positions())

@@ -354,11 +354,8 @@ class ServedBucket:
         self.topology = topology
         self.cluster_map.invalidate()
 
-    def _find_default_chains(self, vbucket: Vbucket) -> Chains:
-        """Return the replication chains of a vbucket for which no client has set one.
-
-        It is this node alone, if the bucket has no replicas.
-        """
+    def _find_default_chains(self) -> Chains:
+        """Return the replication chains without an orchestrator: this node alone, if the bucket has no replicas."""
         return () if self.spec.replicas else (("",),)
 
     def _build_map(self) -> dict[str, Any]:

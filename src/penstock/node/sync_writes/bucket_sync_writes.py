@@ -74,13 +74,13 @@ class BucketSyncWrites:
     """
 
     def __init__(
-        self, store: BucketStore, *, find_default_chains: Callable[[Vbucket], Chains], notify: Callable[[], None]
+        self, store: BucketStore, *, find_default_chains: Callable[[], Chains], notify: Callable[[], None]
     ) -> None:
         """Create the writes of a bucket.
 
         Args:
             store: the bucket.
-            find_default_chains: returns the replication chains of a vbucket for which none were set.
+            find_default_chains: returns the replication chains of the vbuckets for which none were set.
             notify: wakes the streams of changed vbuckets.
         """
         self.on_persisted: dict[Callable[[], None], None] = {}
@@ -124,7 +124,7 @@ class BucketSyncWrites:
 
     def get_chains(self, vbucket: Vbucket) -> Chains:
         """Return the replication chains of a vbucket."""
-        return vbucket.history.prepares.chains or self._find_default_chains(vbucket)
+        return vbucket.history.prepares.chains or self._find_default_chains()
 
     def _get_writes(self, vbucket: Vbucket) -> _VbucketWrites:
         """Return the writes of an active vbucket. Prepares that it has already get no time limit."""
