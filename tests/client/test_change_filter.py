@@ -77,6 +77,9 @@ def test_unreadable_changes_are_counted_and_the_first_are_named():
     rows = [Change(1, 1, seqno, key=b"k%d" % seqno, value=b'{"n":1e400}') for seqno in range(1, 151)]
     earlier, later = UnreadableChanges(), UnreadableChanges()
     only = ChangeFilter(None, "n > 1")
+    alone = UnreadableChanges()
+    only.select_changes(rows[:1], alone)
+    assert alone.describe().startswith("the filter could not read 1 document, which is left out: key b'k1'")
     assert only.select_changes(rows, earlier) == []
     assert len(only.select_changes(make_batch(rows[:2]), later)) == 0
     assert (earlier.count, len(earlier.examples), later.count) == (150, 100, 2)

@@ -48,4 +48,5 @@ class UnreadableChanges:
         """Return the number and the first of the changes as a sentence."""
         shown = self.examples[:SHOWN_EXAMPLES]
         more = "; …" if self.count > len(shown) else ""
-        return f"the filter could not read {self.count} documents, which are left out: {'; '.join(shown)}{more}"
+        subject = "1 document, which is" if self.count == 1 else f"{self.count:,} documents, which are"
+        return f"the filter could not read {subject} left out: {'; '.join(shown)}{more}"
