@@ -20,11 +20,11 @@ import penstock
 from benchmarks.report import Report, make_parser
 from benchmarks.served import NodeProcess, run_node
 from benchmarks.stream import run_consumer
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.node_failover import fail_over
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import Address, parse_address
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.node_failover import fail_over
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.client.replication.vbucket_mover import VbucketMover
 
 CHUNK = 1 << 20
 PAUSE_SECONDS = 2.0

@@ -38,7 +38,7 @@ from penstock.options import (
 )
 from penstock.spark.dependents.checks import check_declared_name, validate_name
 from penstock.spark.pipeline.definition.definition import CurrentSettings
-from penstock.spark.pipeline.definition.toml_tables import TomlPlace, build_dataclass, parse_table
+from penstock.toml_tables import TomlPlace, build_dataclass, parse_table
 
 
 class Taste(StrEnum):

@@ -7,9 +7,9 @@ from contextlib import ExitStack, asynccontextmanager
 import pytest
 
 from penstock.client.bucket import Bucket
+from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_layout import MapLayout, MapNode, make_map_document, read_map_layout
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.node import Node
 from penstock.wire.codec.constants import VbucketState

@@ -7,8 +7,8 @@ import sys
 import pytest
 
 from penstock.client.bucket import Bucket
+from penstock.client.cluster.vbucket_mover import MoveStep, Place, find_step
 from penstock.client.connect.address import parse_address
-from penstock.client.replication.vbucket_mover import MoveStep, Place, find_step
 from penstock.node import Node
 from penstock.node.buckets.vbucket_events import VbucketEvent
 from penstock.wire.codec.constants import VbucketState

@@ -6,6 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from penstock.client.cluster.replica_choice import (
+    NodeReport,
+    ReplicaReport,
+    choose_replica,
+    find_owner,
+    plan_promotion,
+)
 from penstock.client.connect.cluster_map import parse_cluster_map
 from penstock.client.replication.map_layout import (
     MapLayout,
@@ -14,13 +21,6 @@ from penstock.client.replication.map_layout import (
     make_map_document,
     read_map_layout,
     read_own_address,
-)
-from penstock.client.replication.replica_choice import (
-    NodeReport,
-    ReplicaReport,
-    choose_replica,
-    find_owner,
-    plan_promotion,
 )
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError

@@ -6,11 +6,11 @@ from contextlib import ExitStack
 import pytest
 
 from penstock.client.bucket import Bucket
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.map_replication import MapReplication, place_replicas
+from penstock.client.cluster.node_failover import fail_over
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_address
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.map_replication import MapReplication, place_replicas
-from penstock.client.replication.node_failover import fail_over
-from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import VbucketState

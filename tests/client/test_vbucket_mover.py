@@ -7,11 +7,11 @@ from itertools import chain, cycle
 import pytest
 
 from penstock.client.bucket import Bucket
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover
 from penstock.client.connect.address import parse_address
 from penstock.client.documents.document import compute_vbucket
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.client.replication.vbucket_mover import MovedVbucket, VbucketMover
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import KeyExists, UsageError
 from penstock.node import Node

@@ -9,9 +9,9 @@ import pytest
 
 import penstock
 from penstock.client.blocking import LoopThread
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.map_replication import MapReplication, place_replicas
-from penstock.client.replication.node_failover import fail_over
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.map_replication import MapReplication, place_replicas
+from penstock.client.cluster.node_failover import fail_over
 from penstock.errors import Error
 from tests.compat.installed import require_package
 from tests.node.serve_process import make_address, run_processes, wait_for

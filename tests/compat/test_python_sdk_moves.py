@@ -4,10 +4,10 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
 
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_address
 from penstock.client.login.credentials import Credentials
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.client.topology.balance_plan import plan_balance
 from tests.compat.installed import require_package
 from tests.compat.serving import Serving

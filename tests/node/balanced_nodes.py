@@ -3,10 +3,10 @@
 import asyncio
 from contextlib import contextmanager
 
+from penstock.client.cluster.balance_moves import plan_moves
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_address
-from penstock.client.replication.balance_moves import plan_moves
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.node import Node
 from tests.node.http.web_client import WebClient
 from tests.patience import PATIENCE

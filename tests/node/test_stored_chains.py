@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.node_failover import fail_over
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.node_failover import fail_over
 from penstock.wire.codec.constants import DurabilityLevel, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status

@@ -7,11 +7,11 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+from penstock.client.cluster.replica_choice import ReplicaReport, choose_replica
 from penstock.client.connect.address import Address, parse_address
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import PUSHED_EPOCH, MapLayout, MapNode, make_map_document
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.replica_choice import ReplicaReport, choose_replica
 from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
 from tests.simulation.cluster import BUCKET, PORT, Cluster, SimulatedNode

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from penstock.client.replication import vbucket_mover
+from penstock.client.cluster import vbucket_mover
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
 from tests.patience import PATIENCE

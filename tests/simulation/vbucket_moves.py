@@ -6,10 +6,10 @@ import asyncio
 from collections.abc import Sequence
 from contextlib import suppress
 
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.replication.map_layout import read_map_layout
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import Error
 from penstock.wire.codec.constants import VbucketState
 from tests.simulation.cluster import SimulatedNode

@@ -29,7 +29,7 @@ from penstock.spark.pipeline.definition.definition import (
 )
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import DashboardSettings
-from penstock.spark.pipeline.definition.toml_tables import list_keys
+from penstock.toml_tables import list_keys
 from penstock.wire.codec.constants import Dialect
 
 WHOLE = """

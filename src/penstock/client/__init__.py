@@ -23,5 +23,6 @@ ORDER = (
     "dashboard",
     "relays",
     "replication",
+    "cluster",
     "xdcr",
 )

@@ -8,13 +8,13 @@ from contextlib import asynccontextmanager
 from typing import TypeVar
 
 from penstock.client.blocking import LoopThread
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.node_failover import FailoverResult, fail_over
+from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_address
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapNode
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.node_failover import FailoverResult, fail_over
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.client.replication.vbucket_mover import VbucketMover
 from penstock.errors import UsageError
 from penstock.names import quote_part
 from penstock.node import Node

@@ -15,7 +15,7 @@ from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.topology.missing_vbuckets import format_ranges
 
 if TYPE_CHECKING:
-    from penstock.client.replication.node_failover import FailoverResult
+    from penstock.client.cluster.node_failover import FailoverResult
 
 
 @app.command(
@@ -62,7 +62,7 @@ def failover(
     If the lost node answers, its vbuckets become dead first. The exit code is 1
     if a vbucket has no replica.
     """
-    from penstock.client.replication.node_failover import format_risks
+    from penstock.client.cluster.node_failover import format_risks
 
     lost = resolve_address(node, username, password)
     others = [resolve_address(url, username, password) for url in remaining]
@@ -76,8 +76,8 @@ def failover(
 
 
 async def _fail_over(lost: Address, others: list[Address], *, may_lose: bool) -> FailoverResult:
-    from penstock.client.replication.map_publisher import MapPublisher
-    from penstock.client.replication.node_failover import fail_over
+    from penstock.client.cluster.map_publisher import MapPublisher
+    from penstock.client.cluster.node_failover import fail_over
 
     publisher = MapPublisher(others[0])
     try:

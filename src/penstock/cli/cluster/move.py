@@ -21,9 +21,9 @@ from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from penstock.client.replication.balance_moves import BalanceMoves
-    from penstock.client.replication.map_publisher import MapPublisher
-    from penstock.client.replication.vbucket_mover import MovedVbucket
+    from penstock.client.cluster.balance_moves import BalanceMoves
+    from penstock.client.cluster.map_publisher import MapPublisher
+    from penstock.client.cluster.vbucket_mover import MovedVbucket
 
 _FromUrl = Annotated[
     str,
@@ -103,8 +103,8 @@ def move(
 
 async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> None:
     """Move vbuckets, place replicas, and keep these until a signal."""
-    from penstock.client.replication.map_publisher import MapPublisher
-    from penstock.client.replication.vbucket_mover import VbucketMover
+    from penstock.client.cluster.map_publisher import MapPublisher
+    from penstock.client.cluster.vbucket_mover import VbucketMover
     from penstock.client.topology.balance_plan import check_replicas
 
     moved = 0
@@ -152,7 +152,7 @@ async def _place_replicas(
         finish: called once the replicas are complete.
         as_json: report in JSON.
     """
-    from penstock.client.replication.map_replication import MapReplication, place_replicas
+    from penstock.client.cluster.map_replication import MapReplication, place_replicas
 
     assert options.replicas is not None
     keeps = options.replicas > 0 and options.until == "never"
@@ -175,7 +175,7 @@ def _plan(
     publisher: MapPublisher, origin: Address, destination: Address | None, options: MoveOptions
 ) -> list[BalanceMoves]:
     """Return the vbuckets to move together, with their nodes before and after."""
-    from penstock.client.replication.balance_moves import BalanceMoves, plan_moves
+    from penstock.client.cluster.balance_moves import BalanceMoves, plan_moves
 
     if options.vbuckets is not None:
         assert destination is not None

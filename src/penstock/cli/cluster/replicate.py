@@ -171,7 +171,7 @@ def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:
 
 async def _keep_replicas(source: Address, *, as_json: bool) -> None:
     """Keep the replicas that the map names until a signal."""
-    from penstock.client.replication.map_replication import MapReplication
+    from penstock.client.cluster.map_replication import MapReplication
 
     async def work(stop: asyncio.Event) -> None:
         async with MapReplication(source, report_replicas(as_json=as_json)) as replication:

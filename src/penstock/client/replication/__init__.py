@@ -1,4 +1,4 @@
-"""The orchestrator: replication between nodes, moves of vbuckets and failover, as ns_server drives them.
+"""Replication between nodes: relays fill the replicas of a node, as ns_server drives them.
 
-In: relays of frames between nodes, decisions about vbuckets and maps. Out: storing changes, which the target node does.
+In: the streams to one node, and requests to it. Out: where replicas belong (cluster), and storing changes (node).
 """

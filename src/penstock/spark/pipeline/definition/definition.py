@@ -40,17 +40,17 @@ from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory, chec
 from penstock.spark.lake.tables.iceberg_catalog import check_catalog, name_namespace, resolve_catalog
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics, Trigger
-from penstock.spark.pipeline.definition.toml_tables import (
+from penstock.spark.pipeline.transform.transform import Transform, check_transform_name
+from penstock.spark.source.source_options import INFERRED, SourceOptions
+from penstock.spark.storage.object_path import LakePath, is_remote_path, is_url, parse_place
+from penstock.spark.values.json_types import from_ddl
+from penstock.toml_tables import (
     TomlPlace,
     build_dataclass,
     check_keys,
     load_toml,
     parse_table,
 )
-from penstock.spark.pipeline.transform.transform import Transform, check_transform_name
-from penstock.spark.source.source_options import INFERRED, SourceOptions
-from penstock.spark.storage.object_path import LakePath, is_remote_path, is_url, parse_place
-from penstock.spark.values.json_types import from_ddl
 
 __all__ = [
     "RESERVED_NAMES",

@@ -10,16 +10,16 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.vbucket_mover import release_strays
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout, MapVersion, find_next_version, read_map_layout
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import find_consumers
 from penstock.client.replication.replication_progress import ReplicationProgress
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.client.replication.vbucket_mover import release_strays
 from penstock.client.topology.balance_plan import plan_replicas
 from penstock.errors import Error, OperationTimeout
 from penstock.wire.codec.constants import Dialect, VbucketState

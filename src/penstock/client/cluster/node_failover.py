@@ -8,20 +8,20 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import NamedTuple
 
-from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.connect.stat_numbers import read_number
-from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.replication.map_layout import MapLayout
-from penstock.client.replication.map_publisher import MapPublisher
-from penstock.client.replication.node_control import NodeControl, check_other_node
-from penstock.client.replication.replica_choice import (
+from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.replica_choice import (
     NodeReport,
     Promotion,
     ReplicaReport,
     find_owner,
     plan_promotion,
 )
+from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.connect.stat_numbers import read_number
+from penstock.client.discovery.endpoint import Endpoint
+from penstock.client.replication.map_layout import MapLayout
+from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import ConnectionClosed, Error, Unreachable, UsageError
 from penstock.wire.codec.constants import VbucketState

@@ -11,13 +11,13 @@ from collections.abc import Callable, Collection, Sequence
 from enum import Enum
 from typing import NamedTuple
 
+from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.relays.node_relay import TAKEOVER, DcpNodeRelay, ReplicaBusy, make_relay_prefix
 from penstock.client.replication.map_layout import MapLayout
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import close_consumer, find_consumers
 from penstock.client.replication.replicator import ReplicationOptions, Replicator

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import NamedTuple
 
+from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.replication.map_publisher import MapPublisher
 from penstock.client.topology.balance_plan import plan_balance
 
 __all__ = ["BalanceMoves", "plan_moves"]
