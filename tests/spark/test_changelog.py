@@ -24,7 +24,6 @@ from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, split_by_range, write_files
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
 from penstock.spark.lake.tables import data_files
-from penstock.spark.lake.tables import delta_table as delta
 from penstock.spark.runtime.changelog_sink import ChangelogSink
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
@@ -77,8 +76,8 @@ def test_delta_readers_see_the_rows_that_were_written(lake):
 
 
 def test_big_batches_become_several_row_groups_and_files(lake, monkeypatch):
-    monkeypatch.setattr(delta, "ROW_GROUP_BYTES", 50_000)
-    monkeypatch.setattr(delta, "FILE_BYTES", 200_000)
+    monkeypatch.setattr(data_files, "ROW_GROUP_BYTES", 50_000)
+    monkeypatch.setattr(data_files, "FILE_BYTES", 200_000)
     monkeypatch.setattr(changelog, "POOL_BYTES", 300_000)
     many = [row(n % VBUCKETS, n + 1, b"key %d" % n, bytes(100)) for n in range(30_000)]
     files = write(lake, many, step=7_000)

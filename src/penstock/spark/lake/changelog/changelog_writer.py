@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused
-from penstock.spark.lake.tables.data_files import DataFile
-from penstock.spark.lake.tables.delta_table import RANGE_COUNT, RangeWriter
+from penstock.spark.lake.tables.data_files import DataFile, RangeWriter
+from penstock.spark.lake.tables.delta_table import RANGE_COUNT
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import CommitFailed, TableVersion
 from penstock.spark.storage.object_path import LakePath

@@ -216,16 +216,20 @@ def fill_collection_ids(rows: pa.Table) -> pa.Table:
 def to_documents(changes: pa.Table) -> pa.Table:
     """Return the mutations among the changes as rows of the current table, without columns that the changes lack."""
     rows = _select_rows(changes, pc.equal(changes["event"], Event.MUTATION))
-    try:
-        key, rest = rows["key"].cast(pa.string()), pa.nulls(rows.num_rows, pa.binary())
-    except pa.ArrowInvalid:
-        valid = is_utf8(rows["key"])
-        nothing = pa.scalar(None, pa.binary())
-        key = pc.if_else(valid, rows["key"], nothing).cast(pa.string())
-        rest = pc.if_else(valid, nothing, rows["key"])
+    key, rest = to_key_columns(rows)
     columns = {name: rows[name] for name in rows.column_names} | {"key": key, "key_bytes": rest}
     schema = pa.schema([field for field in CURRENT_COLUMNS if field.name in columns])
     return pa.table([columns[name] for name in schema.names], schema=schema)
+
+
+def to_key_columns(rows: pa.Table) -> tuple[pa.ChunkedArray, pa.ChunkedArray]:
+    """Return the keys of changes as text, and the keys that are not UTF-8 as bytes: one of the two is null."""
+    nothing = pa.scalar(None, pa.binary())
+    try:
+        return rows["key"].cast(pa.string()), pa.chunked_array([pa.nulls(rows.num_rows, pa.binary())])
+    except pa.ArrowInvalid:
+        valid = is_utf8(rows["key"])
+        return pc.if_else(valid, rows["key"], nothing).cast(pa.string()), pc.if_else(valid, nothing, rows["key"])
 
 
 def read_keys(documents: pa.Table) -> pa.ChunkedArray:

@@ -1,5 +1,5 @@
-"""The current table: the newest change of each document, merged from the changelog according to a policy.
+"""Document tables: the newest change of each document, merged from the changelog according to a policy.
 
-Belongs here: merging, and the state that readers see while a merge is pending.
+Belongs here: `current`, typed tables, merging, and the state that readers see while a merge is pending.
 Does not belong here: selecting, sorting and converting rows for readers.
 """

@@ -3,36 +3,50 @@
 `merge_current` merges the changelog versions since the table's last commit. One commit makes the result visible and
 records the version that it reaches. So a crash between the commits of the two tables leaves only versions to merge.
 A merge rewrites the files that hold a changed document. It also rewrites small files, so that their number stays low.
+
+`merge_table` does the same for any document table. In a table with a change feed, rows stay if their change is still
+the newest one. After a rollback these are most rows of the vbucket.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from penstock.argument_types import check_arguments
 from penstock.errors import Error
-from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, LOOKUP_COLUMNS, ChangelogDelta, find_delta
-from penstock.spark.lake.changelog.merge_rules import to_documents
+from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, ChangelogDelta, RangeDelta, find_delta
+from penstock.spark.lake.changelog.merge_rules import mark_common_identities, read_keys
+from penstock.spark.lake.current.document_table import (
+    DocumentTable,
+    LoadStamp,
+    describe_current,
+    encode_positions,
+)
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.tables.data_files import DataFile, match_types, remove_files
-from penstock.spark.lake.tables.delta_table import RangeWriter
+from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, remove_files
+from penstock.spark.lake.tables.delta_log import CHANGE_DIRECTORY
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.storage.object_files import open_parquet
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both limits is rewritten whenever its range changes."""
 PARALLEL_ROWS = 16 << 20
 """Changelog rows that are merged at once, in several ranges."""
+FEED = pa.schema([("_change_type", pa.string())])
+"""The column that a change feed has beside those of its table."""
 TRIES = 5
 """Number of times that a merge is prepared if compactions of its table come first."""
 IDLE_VERSIONS = 64
@@ -62,35 +76,51 @@ class MergeProgress:
 
 @dataclass(frozen=True, slots=True)
 class PreparedMerge:
-    """A merge whose files are written; `commit` adds them to the table."""
+    """A merge whose files are written; `commit` adds them to the table.
 
-    lake: LakeDirectory
-    table: TableVersion | None
+    Attributes:
+        target: the table.
+        opened: the version that the merge began with, None before the first commit.
+        changelog_id: the changelog, which is the application id of the commit.
+        added, removed: data files.
+        changed: files of the change feed.
+        progress: the result.
+    """
+
+    target: DocumentTable
+    opened: TableVersion | None
     changelog_id: str
     added: list[DataFile]
     removed: list[DataFile]
+    changed: list[DataFile]
     progress: MergeProgress
 
     def commit(self) -> None:
         """Commit the merge. Raises CommitFailed if another process committed a merge since this merge began."""
-        table = self.lake.current_table
         transaction = (self.changelog_id, self.progress.version)
-        table.commit(self.table, transaction, self.added, self.removed)
+        notes = self.target.notes if self.opened is None else None
+        self.target.table.commit(self.opened, transaction, self.added, self.removed, notes, changed=self.changed)
+
+    def discard(self) -> None:
+        """Remove the files of a merge that was not committed."""
+        table = self.target.table
+        table.discard_uncommitted(self.added)
+        remove_files(table.write_root / CHANGE_DIRECTORY, self.changed)
 
     def was_overtaken(self) -> bool:
         """Return whether another process committed a merge since this merge began."""
-        newest = self.lake.current_table.open()
+        newest = self.target.table.open()
         before, now = (
-            None if table is None else table.transaction_version(self.changelog_id) for table in (self.table, newest)
+            None if table is None else table.transaction_version(self.changelog_id) for table in (self.opened, newest)
         )
         return before != now
 
     def vacuum(self) -> None:
         """Remove unused files at every VACUUM_EVERYth commit. The next call retries a failed removal."""
-        opened = self.lake.current_table.open()
+        opened = self.target.table.open()
         if opened is not None and opened.version() % VACUUM_EVERY == VACUUM_EVERY - 1:
             with suppress(CommitFailed):
-                self.lake.current_table.remove_unused_files()
+                self.target.table.remove_unused_files()
 
 
 @check_arguments
@@ -102,6 +132,19 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
         policy: decides whether a merge is due; None to merge in any case.
 
     Returns:
+        The progress, also if no merge was due. Raises the errors of `merge_table`.
+    """
+    return merge_table(describe_current(lake), policy)
+
+
+def merge_table(target: DocumentTable, policy: MergePolicy | None = None) -> MergeProgress:
+    """Merge the changes that the changelog has gained into a document table.
+
+    Args:
+        target: the table.
+        policy: decides whether a merge is due; None to merge in any case.
+
+    Returns:
         The progress, also if no merge was due.
 
     Raises:
@@ -109,24 +152,24 @@ def merge_current(lake: LakeDirectory, policy: MergePolicy | None = None) -> Mer
         Error: other processes changed the table at each attempt.
     """
     for _ in range(TRIES):
-        step = prepare_merge(lake, policy)
+        step = prepare_table_merge(target, policy)
         if not isinstance(step, PreparedMerge):
             return step
         try:
             step.commit()
         except CommitFailed:
-            lake.current_table.discard_uncommitted(step.added)
+            step.discard()
             # A compaction, and a commit of another program, keeps the merged version; another merge changes it.
             if step.was_overtaken():
                 raise
             continue
         step.vacuum()
         return step.progress
-    raise Error(f"{lake.current_table.path} was changed by others {TRIES} times while changes were merged into it")
+    raise Error(f"{target.table.path} was changed by others {TRIES} times while changes were merged into it")
 
 
 def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
-    """Write the files of the next merge, if one is due.
+    """Write the files of the next merge of `current`, as `prepare_table_merge` does.
 
     Args:
         lake: the lake of the tables.
@@ -135,12 +178,25 @@ def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> Pre
     Returns:
         The merge to commit, or the progress of `current` if no merge is due.
     """
-    table = lake.current_table.open()
-    known = read_merged_version(lake, lake.current_table, table)
-    delta = find_delta(lake, known)
+    return prepare_table_merge(describe_current(lake), policy)
+
+
+def prepare_table_merge(target: DocumentTable, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
+    """Write the files of the next merge, if one is due.
+
+    Args:
+        target: the table.
+        policy: decides whether a merge is due; None to merge in any case.
+
+    Returns:
+        The merge to commit, or the progress of the table if no merge is due.
+    """
+    table = target.table.open()
+    known = read_merged_version(target.lake, target.table, table)
+    delta = find_delta(target.lake, known)
     if delta is None:
         return MergeProgress(-1)
-    before = lake.current_table.list_files(table) if table is not None else []
+    before = target.table.list_files(table) if table is not None else []
     # Without a valid table the policy is ignored: readers would have to merge the whole changelog.
     if known is not None and not delta.is_full:
         if not delta.files and delta.version - known[1] < IDLE_VERSIONS:
@@ -148,13 +204,15 @@ def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> Pre
         rows = sum(file.rows for file in before)
         if delta.files and policy is not None and not policy.is_due(delta.rows, rows, delta.age(), len(delta.files)):
             return MergeProgress(known[1], pending=delta.rows)
-    parts = _MergeRewrite(lake, delta, before).run()
+    stamp = LoadStamp(delta.version, time.time_ns() // 1000)
+    parts = _MergeRewrite(target, delta, before, stamp).run()
     progress = MergeProgress(
         delta.version, delta.rows, delta.is_full and bool(before), sum(part.rolled_back for part in parts)
     )
     added = [file for part in parts for file in part.added]
-    removed = before if delta.is_full else [file for part in parts for file in part.removed]
-    return PreparedMerge(lake, table, delta.changelog_id, added, removed, progress)
+    removed = [file for part in parts for file in part.removed]
+    changed = [file for part in parts for file in part.changed]
+    return PreparedMerge(target, table, delta.changelog_id, added, removed, changed, progress)
 
 
 def read_merged_version(lake: LakeDirectory, table: AnyTable, opened: TableVersion | None) -> tuple[str, int] | None:
@@ -185,34 +243,40 @@ class _RewrittenRange:
 
     added: list[DataFile]
     removed: list[DataFile]
+    changed: list[DataFile]
     rolled_back: int
 
 
 @dataclass(frozen=True, slots=True)
 class _MergeRewrite:
-    """Rewrites the files of `current` with a delta, ranges in parallel.
+    """Rewrites the files of a table with a delta, ranges in parallel.
 
     Attributes:
-        old_files: the files of `current`; a full delta replaces all of them.
+        old_files: the files of the table; a full delta replaces all of them.
+        stamp: the merge.
     """
 
-    lake: LakeDirectory
+    target: DocumentTable
     delta: ChangelogDelta
     old_files: list[DataFile]
+    stamp: LoadStamp
 
     def run(self) -> list[_RewrittenRange]:
         """Write the new files of all ranges. If a range fails, the files of all other ranges are removed.
 
         Returns:
-            Added and removed files of each range.
+            The files of each range.
         """
+        old = {file.vbucket_range for file in self.old_files} if self.delta.is_full else set()
         with ThreadPoolExecutor(self._count_threads()) as pool:
-            tasks = [pool.submit(self.merge_range, part) for part in self.delta.ranges]
+            tasks = [pool.submit(self.merge_range, part) for part in sorted(old.union(self.delta.ranges))]
         failed = [task for task in tasks if task.exception()]
         if failed:
+            root = self.target.table.write_root
             for task in tasks:
                 if task not in failed:
-                    remove_files(self.lake.current_table.write_root, task.result().added)
+                    remove_files(root, task.result().added)
+                    remove_files(root / CHANGE_DIRECTORY, task.result().changed)
         return [task.result() for task in tasks]
 
     def _count_threads(self) -> int:
@@ -227,33 +291,143 @@ class _MergeRewrite:
         """Replace the documents of a range that the delta changes.
 
         Returns:
-            Added and removed files of the range.
+            The files of the range.
         """
         delta = self.delta.read_range(vbucket_range)
-        root = self.lake.current_table.path
-        removed: list[DataFile] = []
-        with RangeWriter(self.lake.current_table.write_root, vbucket_range, CURRENT_COLUMNS) as writer:
-            if delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections):
-                for file in self.old_files if not self.delta.is_full else ():
-                    if file.vbucket_range != vbucket_range:
-                        continue
-                    with open_parquet(root / file.path, is_sequential=True) as old:
-                        documents = match_types(old.read(columns=LOOKUP_COLUMNS), CURRENT_COLUMNS)
-                        kept = pc.invert(delta.mark_outdated(documents))
-                        # A small file is rewritten even without outdated documents, so that few files remain.
-                        if pc.all(kept).as_py() and (file.size > SMALL_BYTES or file.rows > SMALL_ROWS):
-                            continue
-                        _copy_rows(old, kept, writer)
-                    removed.append(file)
+        target, old = self.target, [file for file in self.old_files if file.vbucket_range == vbucket_range]
+        if not target.position:
+            with self._open_writer(target.columns, vbucket_range) as writer, ExitStack() as stack:
+                is_touched = delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections)
+                if self.delta.is_full:
+                    removed = old
+                elif is_touched:
+                    found = [_OpenFile.open(stack, target, file, delta) for file in old]
+                    removed = [each.file for each in found if each.copy_kept(target, writer)]
+                else:
+                    removed = []
                 for start in range(0, delta.changes.num_rows, BATCH_ROWS):
-                    writer.write(to_documents(delta.changes.slice(start, BATCH_ROWS)))
-            return _RewrittenRange(writer.close(), removed, len(delta.rolled_back))
+                    writer.write(target.to_rows(delta.changes.slice(start, BATCH_ROWS), self.stamp))
+                return _RewrittenRange(writer.close(), removed, [], len(delta.rolled_back))
+        return self._merge_with_feed(vbucket_range, delta, old)
+
+    def _merge_with_feed(self, vbucket_range: int, delta: RangeDelta, old: Sequence[DataFile]) -> _RewrittenRange:
+        """Replace the rows that differ, and write them to the change feed. Rows of the same change stay.
+
+        Returns:
+            The files of the range.
+        """
+        target = self.target
+        slices = range(0, max(1, delta.changes.num_rows), BATCH_ROWS)
+        fresh = pa.concat_tables(target.to_rows(delta.changes.slice(start, BATCH_ROWS), self.stamp) for start in slices)
+        with ExitStack() as stack:
+            positions = encode_positions(target.rename_lookup(fresh))
+            found = [_OpenFile.open(stack, target, f, None if self.delta.is_full else delta, positions) for f in old]
+            settled = [each.settled for each in found]
+            if settled:
+                fresh = fresh.filter(pa.array(~np.isin(positions, np.concatenate(settled))))
+            if not fresh.num_rows and all(each.kept.all() for each in found):
+                return _RewrittenRange([], [], [], len(delta.rolled_back))
+            writer = stack.enter_context(self._open_writer(target.columns, vbucket_range))
+            # Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
+            feed = stack.enter_context(
+                self._open_writer(pa.schema([*FEED, *target.columns]), vbucket_range, CHANGE_DIRECTORY)
+            )
+            outdated = pa.concat_tables([target.columns.empty_table(), *(each.read_outdated(target) for each in found)])
+            removed = [each.file for each in found if each.copy_kept(target, writer)]
+            writer.write(fresh)
+            if self.old_files:
+                _write_feed(feed, target, outdated, fresh)
+            return _RewrittenRange(writer.close(), removed, feed.close(), len(delta.rolled_back))
+
+    def _open_writer(self, columns: pa.Schema, vbucket_range: int, directory: str = "") -> RangeWriter:
+        root = self.target.table.write_root
+        place = root / directory if directory else root
+        return RangeWriter(place, vbucket_range, columns, layout=self.target.layout)
 
 
-def _copy_rows(file: pq.ParquetFile, kept: pa.Array, writer: RangeWriter) -> None:
-    """Write the rows of a file that `kept` selects, one row group at a time."""
-    start = 0
-    for group in range(file.num_row_groups):
-        rows = match_types(file.read_row_group(group, columns=CURRENT_COLUMNS.names), CURRENT_COLUMNS)
-        writer.write(rows.filter(kept.slice(start, rows.num_rows)))
-        start += rows.num_rows
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A file of a table during a merge.
+
+    Attributes:
+        kept: a mask of the rows that stay.
+        settled: the positions of rows whose change is the newest one again.
+    """
+
+    file: DataFile
+    rows: pq.ParquetFile
+    kept: npt.NDArray[np.bool_]
+    settled: npt.NDArray[np.void]
+
+    @classmethod
+    def open(
+        cls,
+        stack: ExitStack,
+        target: DocumentTable,
+        file: DataFile,
+        delta: RangeDelta | None,
+        positions: npt.NDArray[np.void] | None = None,
+    ) -> _OpenFile:
+        """Open a file and mark its rows.
+
+        Args:
+            stack: closes the file.
+            target: the table.
+            file: the file.
+            delta: the delta; None if it is full.
+            positions: the changes of the rows that the delta brings; None in a table without a change feed.
+
+        Returns:
+            The file, which the stack closes.
+        """
+        rows = stack.enter_context(open_parquet(target.table.path / file.path, is_sequential=True))
+        documents = target.read_lookup(rows)
+        kept = np.zeros(documents.num_rows, bool) if delta is None else ~np.asarray(delta.mark_outdated(documents))
+        if positions is None:
+            return cls(file, rows, kept, np.empty(0, np.void))
+        own = encode_positions(documents)
+        is_settled = np.isin(own, positions)
+        return cls(file, rows, kept | is_settled, own[is_settled])
+
+    def copy_kept(self, target: DocumentTable, writer: RangeWriter) -> bool:
+        """Write the rows that stay, one row group at a time.
+
+        Returns:
+            False if the file itself stays. A small file is rewritten even without outdated rows, to keep files few.
+        """
+        if self.kept.all() and (self.file.size > SMALL_BYTES or self.file.rows > SMALL_ROWS):
+            return False
+        for rows, kept in self._read_groups(target):
+            writer.write(rows.filter(pa.array(kept)))
+        return True
+
+    def read_outdated(self, target: DocumentTable) -> pa.Table:
+        """Return the rows that do not stay."""
+        if self.kept.all():
+            return target.columns.empty_table()
+        return pa.concat_tables(rows.filter(pa.array(~kept)) for rows, kept in self._read_groups(target))
+
+    def _read_groups(self, target: DocumentTable) -> Iterator[tuple[pa.Table, npt.NDArray[np.bool_]]]:
+        start = 0
+        for group in range(self.rows.num_row_groups):
+            rows = match_types(self.rows.read_row_group(group, columns=target.columns.names), target.columns)
+            yield rows, self.kept[start : start + rows.num_rows]
+            start += rows.num_rows
+
+
+def _write_feed(feed: RangeWriter, target: DocumentTable, outdated: pa.Table, fresh: pa.Table) -> None:
+    """Write the rows that left the table and the rows that came, each with the kind of its change."""
+
+    def write(rows: pa.Table, others: pa.Table, kind: str, kind_alone: str) -> None:
+        is_update = pa.array(mark_common_identities(*(_identify(target, each) for each in (rows, others))))
+        kinds = pc.if_else(is_update, kind, kind_alone)
+        feed.write(rows.append_column("_change_type", kinds).select([*FEED.names, *target.columns.names]))
+
+    write(outdated, fresh, "update_preimage", "delete")
+    write(fresh, outdated, "update_postimage", "insert")
+
+
+def _identify(target: DocumentTable, rows: pa.Table) -> pa.Table:
+    """Return vbucket, collection id and key of rows."""
+    documents = target.rename_lookup(rows)
+    return documents.select(["vbucket", "collection_id"]).append_column("key", read_keys(documents))

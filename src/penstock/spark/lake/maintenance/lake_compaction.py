@@ -18,8 +18,7 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, match_types
-from penstock.spark.lake.tables.delta_table import RangeWriter
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, RangeWriter, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 from penstock.spark.storage.object_files import open_parquet

@@ -21,8 +21,8 @@ from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
 from penstock.spark.lake.maintenance.lake_compaction import make_maintenance_transaction, rewrite_range
-from penstock.spark.lake.tables.data_files import DataFile, match_types, parse_write_time
-from penstock.spark.lake.tables.delta_table import DeltaLakeTable, RangeWriter
+from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, parse_write_time
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS

@@ -44,8 +44,7 @@ from penstock.spark.lake.maintenance.lake_compaction import (
     rewrite_range,
 )
 from penstock.spark.lake.reading.lake_positions import read_position
-from penstock.spark.lake.tables.data_files import DataFile, match_types, open_dataset
-from penstock.spark.lake.tables.delta_table import RangeWriter
+from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.source.offsets import VbucketOffset

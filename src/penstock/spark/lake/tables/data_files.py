@@ -10,19 +10,20 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
-from penstock.spark.storage.object_files import open_parquet, select_filesystem
+from penstock.spark.storage.object_files import close_sink, discard_sink, open_parquet, open_sink, select_filesystem
 from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
-    import pyarrow.parquet as pq
 
 RANGE_COLUMN = "vbucket_range"
 """The partition column."""
@@ -31,8 +32,6 @@ _OWN_NAME = re.compile(r"/([0-9a-f]{12})[0-9a-f]{20}(?:-(\d+)-(\d+))?\.parquet$"
 
 STATISTICS = ("vbucket", "seqno", "history")
 """Columns with least and greatest value in each file's log entry."""
-COUNTED = (*STATISTICS, "key")
-"""Columns with the number of nulls in each file's log entry."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,19 +106,24 @@ def number_fields(schema: pa.Schema) -> pa.Schema:
     return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
 
 
-def make_range_stats(footer: pq.FileMetaData) -> str:
-    """Return Delta's statistics of a file as JSON, from the footer of the Parquet file."""
+def make_range_stats(footer: pq.FileMetaData, statistics: Collection[str] = STATISTICS) -> str:
+    """Return Delta's statistics of a file as JSON.
+
+    Args:
+        footer: the footer of the Parquet file.
+        statistics: columns with least and greatest value.
+    """
     groups = range(footer.num_row_groups)
     least: dict[str, int] = {}
     greatest: dict[str, int] = {}
     nulls: dict[str, int] = {}
     for column in range(footer.num_columns):
         name = footer.schema.column(column).path
-        if name not in COUNTED:
+        if name not in (*statistics, "key"):
             continue
         parts = [footer.row_group(group).column(column).statistics for group in groups]
         nulls[name] = sum(part.null_count for part in parts)
-        if name in STATISTICS and all(part.has_min_max for part in parts):
+        if name in statistics and all(part.has_min_max for part in parts):
             least[name] = min(part.min for part in parts)
             greatest[name] = max(part.max for part in parts)
     return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
@@ -164,3 +168,171 @@ def open_dataset(paths: list[str], schema: pa.Schema) -> ds.Dataset:
 def _has_views(path: str) -> bool:
     with open_parquet(path) as file:
         return any(pa.types.is_string_view(t) or pa.types.is_binary_view(t) for t in file.schema_arrow.types)
+
+
+ROW_GROUP_ROWS = 131_072
+"""Rows after which a row group is written."""
+ROW_GROUP_BYTES = 16 << 20
+"""Arrow bytes after which a row group is written."""
+FILE_BYTES = 128 << 20
+"""Arrow bytes after which a new file begins: a process that rewrites a file holds that much in memory."""
+
+REPEATING = (
+    "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
+    "delete_time", "snapshot_start", "snapshot_end", "snapshot_flags", "history", "requested_seqno", RANGE_COLUMN,
+)  # fmt: skip
+"""Columns with few distinct values: only there dictionary encoding saves space; on keys and values it wastes time."""
+
+ENCODINGS = {
+    **dict.fromkeys(("seqno", "rev_seqno", "cas"), "DELTA_BINARY_PACKED"),
+    **dict.fromkeys(("key", "key_bytes", "value"), "DELTA_LENGTH_BYTE_ARRAY"),
+}
+"""Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetLayout:
+    """How the columns of a table's files are stored.
+
+    Attributes:
+        repeating: columns with dictionaries; None for all.
+        encodings: the encodings of columns without dictionaries.
+        large: columns without statistics in the file.
+        statistics: columns with least and greatest value in the log entry of a file.
+    """
+
+    repeating: tuple[str, ...] | None
+    encodings: Mapping[str, str]
+    large: tuple[str, ...]
+    statistics: tuple[str, ...]
+
+
+CHANGE_LAYOUT = ParquetLayout(REPEATING, ENCODINGS, ("value", "xattrs"), STATISTICS)
+"""The layout of changes and documents, whose columns Penstock knows."""
+
+
+class RangeWriter:
+    """Writes rows of one vbucket range into new files of a table.
+
+    A context manager: if the block raises an error, all files of the writer are removed.
+
+    Args:
+        root: the directory of the table.
+        vbucket_range: the range of all rows.
+        schema: the schema of the rows, without `vbucket_range`.
+        joined: the end of the files' names, for rows of other files.
+        written: the time in the files' names, in milliseconds since the epoch; None for that of each file.
+        layout: how the columns are stored.
+
+    Attributes:
+        pending_bytes: Arrow bytes of the rows that are not written yet.
+    """
+
+    def __init__(
+        self,
+        root: LakePath,
+        vbucket_range: int,
+        schema: pa.Schema,
+        joined: str = "",
+        *,
+        written: int | None = None,
+        layout: ParquetLayout = CHANGE_LAYOUT,
+    ) -> None:
+        self.pending_bytes = 0
+        self._root = root
+        self._range = vbucket_range
+        self._joined = joined
+        self._written_at = written
+        self._layout = layout
+        self._schema = number_fields(schema.append(pa.field(RANGE_COLUMN, pa.int32())))
+        self._pending: list[pa.Table] = []
+        self._pending_rows = 0
+        self._files: list[DataFile] = []
+        self._path = ""  # of the file that is written, empty between files
+        self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None
+        self._written = 0
+        self._footers: list[pq.FileMetaData] = []
+
+    def write(self, rows: pa.Table) -> None:
+        """Add rows; they are written once they fill a row group."""
+        if not rows.num_rows:
+            return
+        nbytes = rows.nbytes  # read once, because Arrow computes it from all buffers at each access
+        step = max(1, min(ROW_GROUP_ROWS, rows.num_rows * ROW_GROUP_BYTES // max(1, nbytes)))
+        for start in range(0, rows.num_rows, step):
+            piece = rows.slice(start, step)
+            self._pending.append(piece)
+            self._pending_rows += piece.num_rows
+            self.pending_bytes += nbytes * piece.num_rows // rows.num_rows
+            if self.pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
+                self.flush()
+
+    def flush(self) -> None:
+        """Write the pending rows as a row group."""
+        if not self._pending:
+            return
+        rows = pa.concat_tables(self._pending)
+        writer = self._writer or self._open()
+        column = pa.repeat(pa.scalar(self._range, pa.int32()), rows.num_rows)
+        writer.write_table(rows.append_column(self._schema.field(RANGE_COLUMN), column))
+        self._written += self.pending_bytes
+        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
+        if self._written >= FILE_BYTES:
+            self._finish()
+
+    def close(self) -> list[DataFile]:
+        """Write the pending rows.
+
+        Returns:
+            The finished files.
+        """
+        self.flush()
+        self._finish()
+        return self._files
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
+        if kind is None:
+            return
+        if self._path:
+            if self._writer is not None:
+                # On a full disk, close fails too. The error of the block is the one to report.
+                with suppress(Exception):
+                    self._writer.close()
+            discard_sink(self._sink)
+            self._writer = None
+            (self._root / self._path).unlink(missing_ok=True)
+        remove_files(self._root, self._files)
+
+    def _open(self) -> pq.ParquetWriter:
+        directory = f"{RANGE_COLUMN}={self._range}"
+        (self._root / directory).mkdir(parents=True, exist_ok=True)
+        self._path, self._written, self._footers = f"{directory}/{make_name(self._joined, self._written_at)}", 0, []
+        self._sink = open_sink(self._root / self._path)
+        layout, names = self._layout, self._schema.names
+        self._writer = pq.ParquetWriter(
+            self._sink,
+            self._schema,
+            compression="zstd",
+            compression_level=1,
+            use_dictionary=True if layout.repeating is None else [n for n in layout.repeating if n in names],
+            column_encoding={name: how for name, how in layout.encodings.items() if name in names} or None,
+            write_statistics=[name for name in names if name not in layout.large] if layout.large else True,
+            metadata_collector=self._footers,
+        )
+        return self._writer
+
+    def _finish(self) -> None:
+        if self._writer is None:
+            return
+        self._writer.close()
+        close_sink(self._sink)
+        self._writer = None
+        size, footer = (self._root / self._path).stat().st_size, self._footers[0]
+        self._files.append(
+            DataFile(self._path, size, footer.num_rows, self._range, make_range_stats(footer, self._layout.statistics))
+        )
+        self._path = ""

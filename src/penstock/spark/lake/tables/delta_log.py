@@ -8,7 +8,7 @@ base of the newest own commit are unchecked. `LogCommit.is_own` decides alone wh
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote
@@ -17,6 +17,8 @@ from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile
 
 BASE_VERSION = "penstock.baseVersion"
 """The key of a commit's metadata for the version that the commit was made on."""
+CHANGE_DIRECTORY = "_change_data"
+"""The directory of a table's change feed, as Delta's readers expect it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,41 @@ def _parse_add_action(add: dict[str, Any]) -> DataFile:
         modified=add["modificationTime"],
         keyless_rows=stats["nullCount"].get("key", -1),
     )
+
+
+def format_feed_commit(
+    base: int, transaction: tuple[str, int], files: Mapping[str, Sequence[DataFile]], now: int
+) -> str:
+    """Return the text of a commit with files of the change feed, for which deltalake has no action.
+
+    Args:
+        base: the version that the commit is made on.
+        transaction: application id and version.
+        files: the files by the kind of action: add, remove and cdc.
+        now: milliseconds since the epoch.
+    """
+    info = {
+        "timestamp": now,
+        "operation": "MERGE",
+        "operationParameters": {},
+        "isBlindAppend": False,
+        BASE_VERSION: str(base),
+    }
+    actions: list[dict[str, Any]] = [
+        {"commitInfo": info},
+        {"txn": {"appId": transaction[0], "version": transaction[1], "lastUpdated": now}},
+    ]
+    for kind, some in files.items():
+        for file in some:
+            action = {"path": file.path, "partitionValues": {RANGE_COLUMN: str(file.vbucket_range)}, "size": file.size}
+            if kind == "add":
+                action |= {"modificationTime": file.modified or now, "dataChange": True, "stats": file.stats}
+            elif kind == "remove":
+                action |= {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
+            else:
+                action |= {"path": f"{CHANGE_DIRECTORY}/{file.path}", "dataChange": False}
+            actions.append({kind: action})
+    return "".join(f"{json.dumps(action)}\n" for action in actions)
 
 
 def list_unchecked_commits(version: int, read: Callable[[int], LogCommit | None]) -> list[LogCommit | None]:

@@ -14,11 +14,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 from deltalake import CommitProperties, DeltaTable, Schema, Transaction
 from deltalake.exceptions import DeltaError
 from deltalake.transaction import AddAction, RemoveAction, create_table_with_add_actions
@@ -27,13 +26,17 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.data_files import (
     RANGE_COLUMN,
     DataFile,
-    make_name,
-    make_range_stats,
-    number_fields,
     parse_write_time,
     remove_files,
 )
-from penstock.spark.lake.tables.delta_log import BASE_VERSION, LogCommit, list_unchecked_commits, parse_commit
+from penstock.spark.lake.tables.delta_log import (
+    BASE_VERSION,
+    CHANGE_DIRECTORY,
+    LogCommit,
+    format_feed_commit,
+    list_unchecked_commits,
+    parse_commit,
+)
 from penstock.spark.lake.tables.delta_store import (
     find_delta_options,
     have_all_files,
@@ -42,152 +45,18 @@ from penstock.spark.lake.tables.delta_store import (
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 from penstock.spark.storage.object_client import describe_store_error, repeat_cut_request
-from penstock.spark.storage.object_files import close_sink, discard_sink, open_sink
 from penstock.spark.storage.object_path import LakePath, ObjectPath, identify_content
+from penstock.spark.storage.stored_documents import create_document
 
 RANGE_COUNT = 16
 """Vbucket ranges of a bucket."""
 UNPARTITIONED = "part-"
 """The prefix of file names in a table without partitions."""
 
-ROW_GROUP_ROWS = 131_072
-"""Rows after which a row group is written."""
-ROW_GROUP_BYTES = 16 << 20
-"""Arrow bytes after which a row group is written."""
-FILE_BYTES = 128 << 20
-"""Arrow bytes after which a new file begins: a process that rewrites a file holds that much in memory."""
-
 TRIES = 20
 """Number of times that a commit which removes files is repeated on newer versions that have these files."""
 MAX_LOGS = 4096
 """Commits that a table object remembers."""
-
-REPEATING = (
-    "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
-    "delete_time", "snapshot_start", "snapshot_end", "snapshot_flags", "history", "requested_seqno", RANGE_COLUMN,
-)  # fmt: skip
-"""Columns with few distinct values: only there dictionary encoding saves space; on keys and values it wastes time."""
-
-ENCODINGS = {
-    **dict.fromkeys(("seqno", "rev_seqno", "cas"), "DELTA_BINARY_PACKED"),
-    **dict.fromkeys(("key", "key_bytes", "value"), "DELTA_LENGTH_BYTE_ARRAY"),
-}
-"""Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
-
-
-class RangeWriter:
-    """Writes rows of one vbucket range into new files of a table.
-
-    A context manager: if the block raises an error, all files of the writer are removed.
-
-    Args:
-        root: the directory of the table.
-        vbucket_range: the range of all rows.
-        schema: the schema of the rows, without `vbucket_range`.
-        joined: the end of the files' names, for rows of other files.
-        written: the time in the files' names, in milliseconds since the epoch; None for that of each file.
-
-    Attributes:
-        pending_bytes: Arrow bytes of the rows that are not written yet.
-    """
-
-    def __init__(
-        self, root: LakePath, vbucket_range: int, schema: pa.Schema, joined: str = "", *, written: int | None = None
-    ) -> None:
-        self.pending_bytes = 0
-        self._root = root
-        self._range = vbucket_range
-        self._joined = joined
-        self._written_at = written
-        self._schema = number_fields(schema.append(pa.field(RANGE_COLUMN, pa.int32())))
-        self._pending: list[pa.Table] = []
-        self._pending_rows = 0
-        self._files: list[DataFile] = []
-        self._path = ""  # of the file that is written, empty between files
-        self._writer: pq.ParquetWriter | None = None
-        self._sink: Any = None
-        self._written = 0
-        self._footers: list[pq.FileMetaData] = []
-
-    def write(self, rows: pa.Table) -> None:
-        """Add rows; they are written once they fill a row group."""
-        if not rows.num_rows:
-            return
-        nbytes = rows.nbytes  # read once, because Arrow computes it from all buffers at each access
-        step = max(1, min(ROW_GROUP_ROWS, rows.num_rows * ROW_GROUP_BYTES // max(1, nbytes)))
-        for start in range(0, rows.num_rows, step):
-            piece = rows.slice(start, step)
-            self._pending.append(piece)
-            self._pending_rows += piece.num_rows
-            self.pending_bytes += nbytes * piece.num_rows // rows.num_rows
-            if self.pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
-                self.flush()
-
-    def flush(self) -> None:
-        """Write the pending rows as a row group."""
-        if not self._pending:
-            return
-        rows = pa.concat_tables(self._pending)
-        writer = self._writer or self._open()
-        column = pa.repeat(pa.scalar(self._range, pa.int32()), rows.num_rows)
-        writer.write_table(rows.append_column(self._schema.field(RANGE_COLUMN), column))
-        self._written += self.pending_bytes
-        self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
-        if self._written >= FILE_BYTES:
-            self._finish()
-
-    def close(self) -> list[DataFile]:
-        """Write the pending rows.
-
-        Returns:
-            The finished files.
-        """
-        self.flush()
-        self._finish()
-        return self._files
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None:
-            return
-        if self._path:
-            if self._writer is not None:
-                # On a full disk, close fails too. The error of the block is the one to report.
-                with suppress(Exception):
-                    self._writer.close()
-            discard_sink(self._sink)
-            self._writer = None
-            (self._root / self._path).unlink(missing_ok=True)
-        remove_files(self._root, self._files)
-
-    def _open(self) -> pq.ParquetWriter:
-        directory = f"{RANGE_COLUMN}={self._range}"
-        (self._root / directory).mkdir(parents=True, exist_ok=True)
-        self._path, self._written, self._footers = f"{directory}/{make_name(self._joined, self._written_at)}", 0, []
-        self._sink = open_sink(self._root / self._path)
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            self._schema,
-            compression="zstd",
-            compression_level=1,
-            use_dictionary=[name for name in REPEATING if name in self._schema.names],
-            column_encoding={name: how for name, how in ENCODINGS.items() if name in self._schema.names},
-            write_statistics=[name for name in self._schema.names if name not in ("value", "xattrs")],
-            metadata_collector=self._footers,
-        )
-        return self._writer
-
-    def _finish(self) -> None:
-        if self._writer is None:
-            return
-        self._writer.close()
-        close_sink(self._sink)
-        self._writer = None
-        size, footer = (self._root / self._path).stat().st_size, self._footers[0]
-        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, make_range_stats(footer)))
-        self._path = ""
 
 
 class DeltaLakeTable(LakeTable[DeltaTable]):
@@ -225,7 +94,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         table = open_delta_log(self.path)
         if table is None:
             # A process that was killed before the first commit leaves data files, and perhaps an empty log.
-            own = ("_delta_log", f"{RANGE_COLUMN}=" if self.partition_by else UNPARTITIONED)
+            own = ("_delta_log", CHANGE_DIRECTORY, f"{RANGE_COLUMN}=" if self.partition_by else UNPARTITIONED)
             foreign = [e.name for e in self.path.iterdir() if not e.name.startswith(own)]
             if foreign:
                 raise UsageError(
@@ -258,6 +127,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         notes: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
+        changed: Sequence[DataFile] = (),
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -270,6 +140,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             removed: files to remove.
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
+            changed: files of the change feed in CHANGE_DIRECTORY, with the rows that differ.
 
         Raises:
             CommitFailed: another commit with the same application id came first, or removed the same files. Or an
@@ -278,6 +149,9 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
         def attempt() -> None:
             try:
+                if changed and opened is not None:
+                    self._commit_changes(opened, transaction, added, removed, changed)
+                    return
                 self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
             except list_commit_errors(self.path):
                 if not self._has_landed(transaction, added):
@@ -341,6 +215,37 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 break
             table = newer
         raise failure
+
+    def _commit_changes(
+        self,
+        table: DeltaTable,
+        transaction: tuple[str, int],
+        added: Sequence[DataFile],
+        removed: Sequence[DataFile],
+        changed: Sequence[DataFile],
+    ) -> None:
+        """Commit with files of the change feed. deltalake has no action for them, so the commit is written here.
+
+        Raises:
+            CommitFailed: another commit came first.
+        """
+        now = time.time_ns() // 1_000_000
+        replaced = {file.path for file in removed}
+        base = table
+        for _ in range(TRIES):
+            text = format_feed_commit(
+                base.version(), transaction, {"add": added, "remove": removed, "cdc": changed}, now
+            )
+            if create_document(self.path / "_delta_log" / f"{base.version() + 1:020d}.json", text):
+                _create_checkpoint(self, base.version() + 1)
+                return
+            newer = self.open()
+            if newer is None or newer.transaction_version(transaction[0]) != table.transaction_version(transaction[0]):
+                break
+            if newer.version() == base.version() or not replaced <= {file.path for file in self.list_files(newer)}:
+                break
+            base = newer
+        raise CommitFailed(f"{self.path} did not take a commit: another commit came first")
 
     def _create_table(self, actions: list[Any], properties: CommitProperties, notes: Mapping[str, str] | None) -> None:
         """Create the table with its first commit."""
@@ -498,3 +403,14 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
     def _make_partition_values(self, file: DataFile) -> dict[str, str | None]:
         return {RANGE_COLUMN: str(file.vbucket_range)} if self.partition_by else {}
+
+
+def _create_checkpoint(table: DeltaLakeTable, version: int) -> None:
+    """Write a checkpoint and remove old logs after a commit, as deltalake does after its own commits."""
+    if version % int(table.configuration.get("delta.checkpointInterval", "100")):
+        return
+    opened = table.open()
+    if opened is not None:
+        with suppress(DeltaError, OSError):  # the commit has landed; the next interval tries again
+            opened.create_checkpoint()
+            opened.cleanup_metadata()

@@ -151,6 +151,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
         notes: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
+        changed: Sequence[DataFile] = (),
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -163,6 +164,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
             removed: files to remove.
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files, which have the names of joined files.
+            changed: not used; only Delta has files of changes.
 
         Raises:
             CommitFailed: another commit with the same application id came first, removed the same files, or changed

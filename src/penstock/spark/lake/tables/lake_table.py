@@ -88,6 +88,7 @@ class LakeTable(ABC, Generic[V]):
         notes: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
+        changed: Sequence[DataFile] = (),
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -100,6 +101,7 @@ class LakeTable(ABC, Generic[V]):
             removed: files to remove.
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
+            changed: files of the change feed, with the rows that differ; none to derive them from the other files.
         """
 
     @abstractmethod

@@ -99,6 +99,7 @@ class PlainTable(LakeTable[PlainVersion]):
         notes: Mapping[str, str] | None = None,
         *,
         rows_change: bool = True,
+        changed: Sequence[DataFile] = (),
     ) -> None:
         """Add the files of a batch.
 
@@ -109,6 +110,7 @@ class PlainTable(LakeTable[PlainVersion]):
             removed: must be empty.
             notes: notes for a new table.
             rows_change: must be True.
+            changed: not used; only Delta has files of changes.
 
         Raises:
             CommitFailed: the batch is there already.
