@@ -28,7 +28,7 @@ __all__ = ["TomlKey", "TomlPlace", "build_dataclass", "check_keys", "list_keys",
 T = TypeVar("T")
 
 _MAX_BYTES = 1 << 20
-"""Greatest size of a file. A larger file is not a pipeline's file."""
+"""Greatest size of a file. A larger file is none that a person wrote."""
 
 _KINDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
@@ -134,7 +134,7 @@ def load_toml(path: str | Path) -> dict[str, Any]:
     Raises:
         UsageError: the file cannot be read or is not TOML.
     """
-    text = read_text_file(path, "a pipeline's TOML file", _MAX_BYTES)
+    text = read_text_file(path, "a TOML file", _MAX_BYTES)
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
@@ -175,7 +175,7 @@ def check_keys(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> 
     for name in given:
         if "password" in name and name not in known:
             raise place.make_error(
-                f"{name}: a pipeline's file must not hold a password; use password_file, password_command,"
+                f"{name}: the file must not hold a password; use password_file, password_command,"
                 " password_from, credentials_file or the environment variable PENSTOCK_PASSWORD"
             )
         if name not in known:

@@ -284,7 +284,7 @@ def test_a_password_is_in_no_representation(parse):
 
 
 def test_unreadable_file_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="No such file or directory, expected a pipeline's TOML file"):
+    with pytest.raises(UsageError, match="No such file or directory, expected a TOML file"):
         read_definition(str(tmp_path / "nothing.toml"))
     with pytest.raises(UsageError, match="Is a directory, expected"):
         read_definition(str(tmp_path))

@@ -27,7 +27,7 @@ __all__ = ["register_commands", "run_command"]
 
 COMMANDS = (
     *("node.serve", "node.user", "node.tls", "node.stats", "node.streams", "node.compact", "node.check"),
-    *("cluster.replicate", "cluster.move", "cluster.failover", "cluster.xdcr"),
+    *("cluster.replicate", "cluster.move", "cluster.failover", "cluster.cluster_commands", "cluster.xdcr"),
     *(
         "bucket.load",
         "bucket.tail",

@@ -76,16 +76,11 @@ def failover(
 
 
 async def _fail_over(lost: Address, others: list[Address], *, may_lose: bool) -> FailoverResult:
-    from penstock.client.cluster.map_publisher import MapPublisher
+    from penstock.client.cluster.map_publisher import open_map
     from penstock.client.cluster.node_failover import fail_over
 
-    publisher = MapPublisher(others[0])
-    try:
-        for address in others:
-            await publisher.load(address.hosts[0])
+    async with open_map(others[0], [address.hosts[0] for address in others]) as publisher:
         return await fail_over(publisher, lost.hosts[0], others[0], may_lose=may_lose)
-    finally:
-        await publisher.close()
 
 
 def _format_result(result: FailoverResult, *, as_json: bool) -> str:

@@ -103,7 +103,7 @@ def move(
 
 async def _move(origin: Address, destination: Address | None, options: MoveOptions, *, as_json: bool) -> None:
     """Move vbuckets, place replicas, and keep these until a signal."""
-    from penstock.client.cluster.map_publisher import MapPublisher
+    from penstock.client.cluster.map_publisher import open_map
     from penstock.client.cluster.vbucket_mover import VbucketMover
     from penstock.client.topology.balance_plan import check_replicas
 
@@ -122,10 +122,8 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
             print_text(f"{moved} vbuckets moved")
 
     async def work(stop: asyncio.Event) -> None:
-        publisher = MapPublisher(origin)
-        try:
-            for address in (origin, *((destination,) if destination is not None else ())):
-                await publisher.load(address.hosts[0])
+        addresses = (origin, *((destination,) if destination is not None else ()))
+        async with open_map(origin, [address.hosts[0] for address in addresses]) as publisher:
             check_replicas(options.replicas or 0, len(publisher.layout.nodes))
             mover = VbucketMover(publisher, origin, report)
             for vbuckets, source, target in _plan(publisher, origin, destination, options):
@@ -134,8 +132,6 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
                 await _place_replicas(publisher, origin, options, finish, as_json=as_json)
             else:
                 finish()
-        finally:
-            await publisher.close()
 
     await run_until_signal(work, is_complete=lambda: is_done)
 

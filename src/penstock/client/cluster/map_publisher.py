@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
+from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
@@ -20,7 +22,7 @@ from penstock.client.replication.map_layout import (
 from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.errors import KeyExists, RemoteProtocolError
 
-__all__ = ["MapPublisher"]
+__all__ = ["MapPublisher", "open_map"]
 
 
 class MapPublisher:
@@ -164,6 +166,29 @@ class MapPublisher:
                 f"{format_endpoint(*endpoint)} has a newer cluster map, in which another program has placed vbuckets"
             )
         return True
+
+
+@asynccontextmanager
+async def open_map(address: Address, endpoints: Sequence[Endpoint]) -> AsyncGenerator[MapPublisher]:
+    """Yield the newest map of a bucket, while no other orchestrator changes it.
+
+    Args:
+        address: the bucket; its options and credentials are used for all nodes.
+        endpoints: nodes of the bucket, with a map of several or alone.
+
+    Raises:
+        UsageError: another program changes the map, or two endpoints are the same node.
+        Error, OSError: a node does not answer.
+    """
+    lock, publisher = OrchestratorLock(address, LockRole.MAP), MapPublisher(address)
+    try:
+        await lock.take(endpoints)
+        for endpoint in endpoints:
+            await publisher.load(endpoint)
+        yield publisher
+    finally:
+        await publisher.close()
+        await lock.close()
 
 
 def _is_shared(document: Mapping[str, Any]) -> bool:

@@ -10,7 +10,7 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["NodeReport", "Promotion", "ReplicaReport", "choose_replica", "find_owner", "plan_promotion"]
+__all__ = ["NodeReport", "Promotion", "ReplicaReport", "choose_replica", "find_owner", "is_replaced", "plan_promotion"]
 
 
 class NodeReport(NamedTuple):
@@ -76,6 +76,21 @@ def choose_replica(reports: Sequence[ReplicaReport]) -> ReplicaReport:
     """
     newest = [each for each in reports if not any(each.is_ancestor_of(other) for other in reports)]
     return max(newest or reports, key=lambda report: (report.whole_seqno, report.endpoint))
+
+
+def is_replaced(log: FailoverLog, high_seqno: int, owner_log: FailoverLog) -> bool:
+    """Return whether the owner of a vbucket continues a branch that another node still has active.
+
+    The other node may have begun branches of its own since: each start after a crash begins one. They do not matter as
+    long as they have no changes.
+
+    Args:
+        log: of the other node, newest entry first.
+        high_seqno: of the other node.
+        owner_log: of the owner.
+    """
+    filled = [entry.vbuuid for entry in log if entry.seqno < high_seqno]
+    return bool(filled) and filled[0] in {entry.vbuuid for entry in owner_log[1:]}
 
 
 class Promotion(NamedTuple):

@@ -12,6 +12,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.replica_choice import is_replaced
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.retry import run_with_retry
@@ -285,14 +286,17 @@ class VbucketMover:
 
 
 async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
-    """Delete empty active vbuckets of a node that belong to other nodes: a new bucket has all of them.
+    """End that vbuckets are active at a node although they belong to others.
+
+    A new bucket has all vbuckets active: they are empty, and deleted. A node that was failed over and returns has the
+    branch of before: these vbuckets become replicas, which roll back.
 
     Args:
         publisher: the newest map of the bucket.
         node: the node.
 
     Raises:
-        UsageError: such a vbucket has changes, which would be lost.
+        UsageError: such a vbucket has changes of another branch, which would be lost.
         KeyExists: the node has a newer map with other places: it may own the vbucket since a failover.
     """
     layout = publisher.layout
@@ -301,12 +305,30 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
     if strays:
         await publisher.adopt_map(node.endpoint)
+        replaced = await _find_replaced(publisher, node, strays)
+        await node.set_states(replaced, VbucketState.REPLICA)
+        strays -= replaced
         find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
         await node.set_states(strays, VbucketState.REPLICA)  # no client writes to them from here on
         seqnos = await node.read_seqnos()
         await node.set_states({vb for vb in strays if seqnos.get(vb)}, VbucketState.ACTIVE)
         find_new_replicas(strays, states, seqnos, overwrite=False)
         await node.delete_vbuckets(strays)
+
+
+async def _find_replaced(publisher: MapPublisher, node: NodeControl, vbuckets: Collection[int]) -> set[int]:
+    """Return the vbuckets whose owners in the map are on a later branch of the node's history."""
+    layout, seqnos = publisher.layout, await node.read_seqnos()
+    filled = [vb for vb in vbuckets if seqnos.get(vb) and layout.chains[vb][0] != NO_NODE]
+    logs, found = await node.read_failover_logs(filled), set()
+    for place, endpoint in enumerate(publisher.list_endpoints(layout)):
+        mine = [vb for vb in filled if layout.chains[vb][0] == place]
+        owner = publisher.get_control(endpoint)
+        states = await owner.read_states() if mine else {}
+        active = [vb for vb in mine if states.get(vb) is VbucketState.ACTIVE]
+        later = await owner.read_failover_logs(active) if active else {}
+        found |= {vb for vb, log in later.items() if is_replaced(logs[vb], seqnos[vb], log)}
+    return found
 
 
 async def request_takeover(relay: DcpNodeRelay, vbucket: int, node: NodeControl) -> None:
