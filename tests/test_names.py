@@ -25,6 +25,13 @@ WAYS: dict[str, Any] = {
     "bytes": (names.escape_bytes, names.unescape_bytes, st.binary() | st.text().map(str.encode), BYTES),
     "url": (names.quote_part, names.unquote_part, st.text(st.characters(codec="utf-8")), TEXTS),
     "key": (names.quote_key_part, names.unquote_part, st.text(st.characters(codec="utf-8")), TEXTS),
+    "column": (names.quote_column, names.unquote_column, st.text() | st.text("_xXaA49-"), TEXTS),
+    "column without case": (
+        partial(names.quote_column, keep_case=False),
+        names.unquote_column,
+        st.text() | st.text("_xXaA49-"),
+        TEXTS,
+    ),
 }
 SPACES = pytest.mark.parametrize("space", WAYS)
 
@@ -126,3 +133,76 @@ def test_name_that_no_key_can_have_is_refused_at_once(name):
     for make in (GroupKeys, partial(DocumentPositions, cast(Any, None))):
         with pytest.raises(UsageError):
             make(name)
+
+
+LONG_S, DOTLESS_I = "\u017f", "\u0131"  # upper case makes ASCII letters of them
+ODD_FIELDS = ["_rest", "_REST", "_key", "", "_x_", "_X_", LONG_S, "s", DOTLESS_I, "ß"]
+FIELDS = st.text() | st.text("_xXaA49-") | st.sampled_from(ODD_FIELDS)
+
+
+@given(st.lists(FIELDS, unique=True))
+def test_columns_differ_in_engines_that_ignore_case(fields):
+    columns = names.spell_columns(fields)
+    for compare in (str.lower, str.upper, str.casefold):
+        if all(column.isascii() for column in columns):
+            assert len({compare(column) for column in columns}) == len(fields)
+    assert len({column.lower() for column in columns}) == len(fields)
+    assert [names.unquote_column(column) for column in columns] == fields
+    assert not {column.lower() for column in columns} & names.RESERVED_COLUMNS
+
+
+@given(FIELDS, FIELDS)
+def test_columns_without_case_never_differ_in_case_alone(one, other):
+    columns = [names.quote_column(field, keep_case=False) for field in (one, other)]
+    assert (columns[0].lower() == columns[1].lower()) == (one == other)
+
+
+@given(st.lists(FIELDS, unique=True), st.lists(FIELDS, unique=True))
+def test_later_columns_differ_from_those_that_exist(earlier, later):
+    taken = names.spell_columns(earlier)
+    found = names.spell_columns([field for field in later if field not in earlier], taken)
+    assert not {column.lower() for column in taken} & {column.lower() for column in found}
+
+
+@pytest.mark.parametrize(
+    ("field", "column"),
+    [
+        ("orderId", "orderId"),
+        ("first-name", "first_x2d_name"),
+        ("größe", "größe"),
+        ("max_x", "max_x"),
+        ("offset_x_min", "offset_x_min"),
+        ("_id", "_id"),
+        ("_rest", "_x5f_rest"),
+        ("", "_x_"),
+        ("\ud800", "_xd800_"),
+    ],
+)
+def test_columns_of_common_fields(field, column):
+    assert names.quote_column(field) == column
+
+
+def test_columns_of_fields_that_differ_in_case():
+    assert names.spell_columns(["orderId", "orderid", "ORDERID"]) == [
+        "orderId",
+        "_x6f__x72__x64__x65__x72__x69__x64_",
+        "_x4f__x52__x44__x45__x52__x49__x44_",
+    ]
+    assert names.spell_columns(["id", "Id"]) == ["id", "_x49_d"]
+
+
+COLLECTION_NAMES = st.from_regex(r"[A-Za-z0-9_%-]{1,12}", fullmatch=True) | st.sampled_from(["_default", "default"])
+
+
+@given(st.lists(st.tuples(COLLECTION_NAMES, COLLECTION_NAMES), unique=True))
+def test_tables_of_collections(pairs):
+    tables = [names.quote_table(*pair) for pair in pairs]
+    assert len(set(tables)) == len(pairs)
+    assert [names.unquote_table(table) for table in tables] == pairs
+
+
+def test_tables_of_common_collections():
+    assert names.quote_table("_default", "_default") == "default"
+    assert names.quote_table("_default", "default") == "_x64_efault"
+    assert names.quote_table("_default", "orders") == "orders"
+    assert names.quote_table("shop", "orders") == "shop_x2e_orders"

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from penstock.spark.shipping import ship
     from penstock.spark.values import json_columns
 
-ORDER = ("values", "storage", "source", "lake", "sink", "dependents", "runtime", "pipeline")
+ORDER = ("values", "tables", "storage", "source", "lake", "sink", "dependents", "runtime", "pipeline")
 
 __all__ = [
     "Boundary",
