@@ -167,9 +167,9 @@ def test_sasl_steps_out_of_order_are_refused(unauthenticated):
 
 def test_long_agent_name_is_truncated(node, unauthenticated):
     assert unauthenticated.status(Hello(key=b"a" * 4000, value=b"")) == S.SUCCESS
-    assert run(node, lambda: [len(connection.session.agent) for connection in node.connections.open_connections]) == [
-        250
-    ]
+    assert run(
+        node, lambda: [len(connection.session.agent.name) for connection in node.connections.open_connections]
+    ) == [250]
 
 
 def test_wrong_password_takes_longer_each_time(node, log, monkeypatch):

@@ -15,7 +15,7 @@ from penstock.node.session.command_table import (
     CommandTable,
     Trait,
 )
-from penstock.node.session.hello_features import negotiate_features
+from penstock.node.session.hello_features import negotiate_features, parse_agent
 from penstock.node.session.map_reader import to_signed
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.request_keys import make_unknown_collection_error
@@ -49,7 +49,6 @@ __all__ = ["COMMANDS"]
 COMMANDS = CommandTable()
 
 LIVING_STATES = frozenset(VbucketState) - {VbucketState.DEAD}
-MAX_AGENT = 250  # bytes of the name in HELLO that are kept
 
 
 @COMMANDS.serve(needs=NO_LOGIN)
@@ -85,7 +84,7 @@ def agree_on_features(session: Session, request: Hello) -> bytes:
     """
     session.parked.check_empty()
     granted = negotiate_features(unpack_features(request.value))
-    session.agent = request.key[:MAX_AGENT].decode("utf-8", "replace")
+    session.set_agent(parse_agent(request.key))
     session.set_features(frozenset(granted))
     return encode_reply(request, value=pack_features(granted))
 

@@ -9,10 +9,13 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sized
+from itertools import count
 from typing import Final, Protocol
 
 from penstock.node.auth import Users
+from penstock.node.buckets.endpoint_reports import StreamRole
 from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.session.hello_features import ClientAgent
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
@@ -36,11 +39,27 @@ class RegisteredSession(Protocol):
 
     Attributes:
         host: the client's address.
+        peer: the client's address with its port.
         bucket: the selected bucket, or None.
+        features: HELLO features that client and node agreed on.
+        agent: the client program, from HELLO.
+        agent_order: increases in the order in which connections have given their agent; 0 before HELLO.
     """
 
     host: str
+    peer: str
     bucket: ServedBucket | None
+    features: frozenset[int]
+    agent: ClientAgent
+    agent_order: int
+
+    @property
+    def user(self) -> str | None:
+        """The name of the user, None before a login."""
+
+    @property
+    def stream_role(self) -> StreamRole | None:
+        """The side of the node in the change streams of the connection, None without any."""
 
     def renew_login(self) -> None:
         """Apply changed users and roles."""
@@ -78,7 +97,7 @@ class ConnectionRegistry:
     """The key-value connections of a node.
 
     Attributes:
-        open_connections: the open connections.
+        open_connections: the open connections by age, with their numbers, counted from 1.
         total: number of connections since the start of the node.
         refusals: status -> number of requests that were answered with it since the start of the node.
         refused_login_log: logs failed logins.
@@ -95,9 +114,10 @@ class ConnectionRegistry:
             users: the users, read again once a second. Sessions renew their login when they change. None: no login.
             max_connections: most simultaneous connections.
         """
-        self.open_connections: dict[RegisteredConnection, None] = {}
+        self.open_connections: dict[RegisteredConnection, int] = {}
         self.total = 0
         self.refusals: Counter[int] = Counter()
+        self._agent_orders = count(1)
         self._loop = loop
         self._options = options
         self._users = users
@@ -112,7 +132,7 @@ class ConnectionRegistry:
     def add_connection(self, connection: RegisteredConnection) -> None:
         """Register a connection. Abort it if its address has used up its share."""
         self.total += 1
-        self.open_connections[connection] = None
+        self.open_connections[connection] = self.total
         if not self._shares.take_place(connection.session.host):
             self._refused_connections.add(connection)
             held, places = self._shares.count_places(connection.session.host), self._shares.places
@@ -142,6 +162,10 @@ class ConnectionRegistry:
     def end_login_wait(self, connection: RegisteredConnection) -> None:
         """Note that a connection has logged in."""
         self._unauthenticated.remove(connection, connection.session.host)
+
+    def take_agent_order(self) -> int:
+        """Return the next number for a connection that gives its agent."""
+        return next(self._agent_orders)
 
     def close_bucket_connections(self, bucket: ServedBucket) -> None:
         """Close the connections that have selected a bucket."""

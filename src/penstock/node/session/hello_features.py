@@ -1,4 +1,4 @@
-"""HELLO: the features that this node supports, and the features that each of them needs.
+"""HELLO: the name of the client program, and the features that this node supports.
 
 Source: kv_engine docs/protocol/hello.md; daemon/protocol/mcbp/hello_packet_executor.cc.
 """
@@ -6,13 +6,16 @@ Source: kv_engine docs/protocol/hello.md; daemon/protocol/mcbp/hello_packet_exec
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Final
+from typing import Any, Final, NamedTuple
 
-from penstock.errors import InvalidArguments
+from penstock.errors import InvalidArguments, RemoteProtocolError
 from penstock.wire.codec.constants import Feature as F
 from penstock.wire.codec.flags import Datatype
+from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["SUPPORTED_FEATURES", "get_datatypes", "negotiate_features"]
+__all__ = ["SUPPORTED_FEATURES", "ClientAgent", "get_datatypes", "negotiate_features", "parse_agent"]
+
+_MAX_AGENT = 250  # characters of each part that are kept
 
 SUPPORTED_FEATURES: Final = frozenset(
     {
@@ -67,6 +70,30 @@ _DATATYPES: Final = {
     F.SNAPPY_EVERYWHERE: Datatype.SNAPPY,
     F.XATTR: Datatype.XATTR,
 }
+
+
+class ClientAgent(NamedTuple):
+    """The client program, as it names itself in the key of HELLO.
+
+    Attributes:
+        name: the name of the program; empty if it gives none.
+        connection_id: the name that the program gives the connection; empty if it gives none.
+    """
+
+    name: str = ""
+    connection_id: str = ""
+
+
+def parse_agent(key: bytes) -> ClientAgent:
+    """Return the client program of the key of HELLO: a JSON object with the members `a` and `i`, or a bare name."""
+    if key.startswith(b"{"):
+        try:
+            document = read_peer_json(key, dict[str, Any], "HELLO")
+        except RemoteProtocolError:
+            document = {"a": key.decode("utf-8", "replace")}
+    else:
+        document = {"a": key.decode("utf-8", "replace")}
+    return ClientAgent(*(text[:_MAX_AGENT] if isinstance(text := document.get(name), str) else "" for name in "ai"))
 
 
 def negotiate_features(requested: Iterable[int]) -> list[int]:

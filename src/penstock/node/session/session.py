@@ -11,7 +11,7 @@ from penstock.node.auth import Login, Privilege
 from penstock.node.buckets.endpoint_reports import StreamRole
 from penstock.node.buckets.served_bucket import CommandCounters, ServedBucket
 from penstock.node.buckets.visible_manifest import ManifestView
-from penstock.node.session.hello_features import get_datatypes
+from penstock.node.session.hello_features import ClientAgent, get_datatypes
 from penstock.node.session.listener import Listener
 from penstock.node.session.map_reader import MapReader
 from penstock.node.session.node_services import NodeServices
@@ -157,7 +157,8 @@ class Session:
         finished_work: work of a thread for the request that is served.
         endpoint: the producer or the consumer of the change streams. None until the first change-stream request.
         host, peer: the client's address without and with its port.
-        agent: the name of the client program, from HELLO.
+        agent: the client program, from HELLO.
+        agent_order: increases in the order in which the node's connections have given their agent; 0 before HELLO.
     """
 
     def __init__(self, node: NodeServices, listener: Listener, output: Output, choose_handlers: HandlerChoice) -> None:
@@ -182,7 +183,8 @@ class Session:
         self.finished_work: FinishedWork | None = None
         self.endpoint: SessionEndpoint | None = None
         self.host = self.peer = ""
-        self.agent = ""
+        self.agent = ClientAgent()
+        self.agent_order = 0
         self._choose_handlers = choose_handlers
         self._view = ManifestView()
 
@@ -201,9 +203,14 @@ class Session:
         return make_key_reader(self.login, self.bucket, self._view if self.collections else None, *privileges)
 
     @property
+    def stream_role(self) -> StreamRole | None:
+        """The side of the node in the change streams of the connection, None without any."""
+        return None if self.endpoint is None else self.endpoint.role
+
+    @property
     def is_consumer(self) -> bool:
         """Whether the node consumes the change streams of the connection."""
-        return self.endpoint is not None and self.endpoint.role is StreamRole.CONSUMER
+        return self.stream_role is StreamRole.CONSUMER
 
     # The bucket
 
@@ -310,6 +317,12 @@ class Session:
         self.meta_key = self._make_key_reader(Privilege.META_WRITE)
 
     # Requests of the client
+
+    def set_agent(self, agent: ClientAgent) -> None:
+        """Note the client program. The order stays while the name stays, since programs use it as a lock."""
+        if agent.name != self.agent.name:
+            self.agent_order = self.node.connections.take_agent_order()
+        self.agent = agent
 
     def set_features(self, features: frozenset[int]) -> None:
         """Use these features, and no others, from now on."""

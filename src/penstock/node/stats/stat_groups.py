@@ -11,7 +11,15 @@ from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, TooBig
 from penstock.node.auth import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.session.session import Session
-from penstock.node.stats import bucket_stats, collection_stats, key_stats, producer_stats, storage_stats, tap_stats
+from penstock.node.stats import (
+    bucket_stats,
+    collection_stats,
+    connection_stats,
+    key_stats,
+    producer_stats,
+    storage_stats,
+    tap_stats,
+)
 from penstock.node.stats.stat_group import (
     StatGroup,
     StatRequest,
@@ -262,6 +270,7 @@ def _read_follow(request: StatRequest) -> Stats:
 GROUPS: dict[str, StatGroup] = {
     **bucket_stats.GROUPS,
     **collection_stats.GROUPS,
+    **connection_stats.GROUPS,
     **key_stats.GROUPS,
     **producer_stats.GROUPS,
     **storage_stats.GROUPS,
@@ -288,7 +297,6 @@ MISSING: dict[str, StatGroup] = {
     "audit": make_missing_group("nothing is audited"),
     "bucket_details": make_missing_group("ask for `tasks-all`"),
     "clocks": make_missing_group("there is one clock, that of the system"),
-    "connections": make_missing_group("ask for `streams`"),
     "dispatcher": make_missing_group("there are no dispatchers; ask for `tasks`"),
     "eviction": make_missing_group("values are not evicted"),
     "external-auth-timings": make_missing_group("no other service authenticates users"),

@@ -124,7 +124,7 @@ class StreamEndpoint(ABC):
             dialect=self.dialect.value,
             role=self.role,
             peer=session.peer,
-            agent=session.agent,
+            agent=session.agent.name,
             user=session.user,
             created=self.created,
             streams=self.list_streams(),
