@@ -11,7 +11,7 @@ from deltalake import DeltaTable, write_deltalake
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake, compact, vacuum
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import merge_current, prepare_merge
+from penstock.spark.lake.current.current_table import merge_current, prepare_table_merge
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed
 from tests.spark.lakes import (
     QUERY,
@@ -169,12 +169,12 @@ def test_merge_restarts_after_another_program_replaced_its_files(lake, monkeypat
     merges = []
 
     def late(*arguments):
-        merges.append(prepare_merge(*arguments))
+        merges.append(prepare_table_merge(*arguments))
         if len(merges) == 1:
             foreign(lake.current_table, operation)
         return merges[-1]
 
-    monkeypatch.setattr(current, "prepare_merge", late)
+    monkeypatch.setattr(current, "prepare_table_merge", late)
     merge_current(lake)
     assert len(merges) == 2
     assert as_documents(read_table_documents(lake)) == model(expected(0, 4))

@@ -16,7 +16,13 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake, vacuum
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
+from penstock.spark.lake.current.current_table import (
+    MergeProgress,
+    PreparedMerge,
+    merge_current,
+    prepare_merge,
+    prepare_table_merge,
+)
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.lake.maintenance.lake_compaction import (
     COMPACTED_BYTES,
@@ -242,12 +248,12 @@ def test_merge_restarts_after_a_concurrent_compaction(lake, monkeypatch):
     merges = []
 
     def late(*arguments):
-        merges.append(prepare_merge(*arguments))
+        merges.append(prepare_table_merge(*arguments))
         if len(merges) == 1:
             compact(lake)
         return merges[-1]
 
-    monkeypatch.setattr(current, "prepare_merge", late)
+    monkeypatch.setattr(current, "prepare_table_merge", late)
     assert merge_current(lake).changes == 64
     assert len(merges) == 2
     assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(3)])
