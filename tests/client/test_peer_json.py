@@ -261,6 +261,8 @@ async def test_invalid_reports_of_streams_are_an_error(text):
 # Readers of JSON
 
 LOCAL = {
+    "client/cluster/map_publisher.py": "no JSON: the map of a node",
+    "client/cluster/orchestrator.py": "no JSON: the map of a node",
     "client/login/credentials.py": "a file",
     "client/feeds/stream_requests.py": "the own request",
     "client/login/secret_sources.py": "no JSON: the function of an installed provider",

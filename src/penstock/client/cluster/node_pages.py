@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import ssl
 from base64 import b64encode
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.login.credentials import Credentials
 from penstock.errors import AuthenticationFailed, Unreachable, UsageError
 from penstock.names import quote_part
+from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["NodePages"]
 
@@ -47,7 +47,9 @@ class NodePages:
 
     async def read_buckets(self) -> dict[str, int]:
         """Return the buckets of the node: name -> number of vbuckets, 0 for a bucket without vbuckets."""
-        found = json.loads(await self._request("GET", "/pools/default/buckets"))
+        found = read_peer_json(
+            await self._request("GET", "/pools/default/buckets"), list[dict[str, Any]], "list of buckets"
+        )
         return {each["name"]: len(each.get("vBucketServerMap", {}).get("vBucketMap", ())) for each in found}
 
     async def create_bucket(self, name: str, vbuckets: int, replicas: int) -> None:
@@ -57,7 +59,9 @@ class NodePages:
 
     async def read_users(self) -> dict[str, frozenset[str]]:
         """Return the users of the node: name -> roles, such as `data_reader[beer]`."""
-        found = json.loads(await self._request("GET", "/settings/rbac/users/local"))
+        found = read_peer_json(
+            await self._request("GET", "/settings/rbac/users/local"), list[dict[str, Any]], "list of users"
+        )
         return {each["id"]: frozenset(map(_format_role, each["roles"])) for each in found}
 
     async def put_user(self, login: Credentials, roles: tuple[str, ...]) -> None:
