@@ -174,10 +174,9 @@ def check_keys(place: TomlPlace, given: Mapping[str, Any], known: list[str]) -> 
     """Raise UsageError for a key that is not known."""
     for name in given:
         if "password" in name and name not in known:
-            raise place.make_error(
-                f"{name}: the file must not hold a password; use password_file, password_command,"
-                " password_from, credentials_file or the environment variable PENSTOCK_PASSWORD"
-            )
+            sources = [key for key in known if key.startswith(("password", "credentials"))]
+            ways = " or ".join(filter(None, (", ".join(sources), "the environment variable PENSTOCK_PASSWORD")))
+            raise place.make_error(f"{name}: the file must not hold a password; use {ways}")
         if name not in known:
             near = difflib.get_close_matches(name, known, 1, 0.5)
             meant = f"did you mean {near[0]}?" if near else f"known are {', '.join(known)}"

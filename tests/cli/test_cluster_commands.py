@@ -4,13 +4,21 @@ import asyncio
 import json
 import subprocess
 import sys
+import threading
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 import penstock
 from penstock.client.cluster.cluster_file import read_cluster_file
+from penstock.client.cluster.node_pages import NodePages
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
-from penstock.errors import UsageError
+from penstock.client.connect.address import parse_address
+from penstock.client.login.credentials import Credentials
+from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.replica_consumers import list_connections
+from penstock.errors import RemoteProtocolError, UsageError
 from tests.node.serve_process import run_processes
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
@@ -116,37 +124,136 @@ def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
         keeping.communicate(timeout=PATIENCE)
 
 
-def test_users_are_created_and_changed(run, tmp_path, processes):
-    (tmp_path / "secret").write_text("hops and malt")
-    user = '[[user]]\nname = "brewer"\npassword_file = "secret"\nroles = ["data_reader[beer]"]\n'
-    file = write_file(tmp_path / "lab.toml", processes[:1], 0, user)
+def test_new_bucket_is_spread_without_moves(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes)
+    file.write_text(file.read_text().replace(f"vbuckets = {VBUCKETS}", "vbuckets = 1024"))
+    result = run("cluster", "apply", file, "--json")
+    lines = [json.loads(line) for line in result.out.splitlines()]
+    assert (result.code, [line for line in lines if "vbucket" in line], len(lines)) == (0, [], 4)
+    code, rows = read_status(run, file)
+    assert (code, {row["state"] for row in rows}, len(rows)) == (0, {"ok"}, 1024)
+    text = run("cluster", "status", file)
+    assert "1,024 of 1,024 vbuckets ok" in text.out
+
+
+def test_bucket_with_documents_is_spread_by_moves(run, tmp_path, processes):
+    first = write_file(tmp_path / "one.toml", processes[:1], 0)
+    assert run("cluster", "apply", first).code == 0
+    assert run("cluster", "failover", first, name(processes[0])).code == 2
+    write(processes[:1], b"before")
+    file = write_file(tmp_path / "lab.toml", processes)
     result = run("cluster", "apply", file)
-    if result.code == 0:
-        users = processes[0].web.get_json("/settings/rbac/users/local")
-        assert [(each["id"], each["roles"][0]["role"]) for each in users] == [("brewer", "data_reader")]
-    else:  # a node without a file of users has none to change
-        assert "refused" in result.err
-    assert "hops" not in result.out + result.err
+    assert (result.code, "takeover" in result.out) == (0, True)
+    assert read(processes) == {b"before"}
+    other = write_file(tmp_path / "other.toml", processes[:2])
+    refused = run("cluster", "apply", other)
+    assert (refused.code, f"the map of beer has node {name(processes[2])}" in refused.err) == (2, True)
+
+
+def test_bucket_with_another_number_of_vbuckets_is_refused(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes[:1], 0)
+    assert run("cluster", "apply", file).code == 0
+    file.write_text(file.read_text().replace(f"vbuckets = {VBUCKETS}", "vbuckets = 16"))
+    refused = run("cluster", "apply", file)
+    assert (refused.code, f"{VBUCKETS} vbuckets, expected 16" in refused.err) == (2, True)
+
+
+def test_failover_reports_each_bucket(run, tmp_path, processes):
+    more = f'[[bucket]]\nname = "wine"\nvbuckets = {VBUCKETS}\nreplicas = 0\n'
+    file = write_file(tmp_path / "lab.toml", processes[:2], 1, more)
+    assert run("cluster", "apply", file).code == 0
+    processes[1].kill()
+    refused = run("cluster", "failover", file, name(processes[1]), "--json")
+    assert [json.loads(line)["bucket"] for line in refused.out.splitlines()] == ["beer"]
+    assert (refused.code, "bucket wine: vbuckets" in refused.err) == (2, True)
+    lost = run("cluster", "failover", file, name(processes[1]), "--lose")
+    assert (lost.code, "wine: changes may be lost" in lost.err, "no node serves them" in lost.err) == (1, True, True)
+
+
+@pytest.mark.process
+def test_users_are_created_and_changed(run, tmp_path, monkeypatch):
+    (tmp_path / "admin").write_text("hops and malt")
+    (tmp_path / "secret").write_text("barley")
+    users = str(tmp_path / "users.json")
+    monkeypatch.setenv("PENSTOCK_USERS", users)
+    assert run("user", "add", "root", "--role", "admin", stdin=b"hops and malt").code == 0
+    login = '[login]\nusername = "root"\npassword_file = "admin"\n'
+    user = '[[user]]\nname = "brewer"\npassword_file = "secret"\nroles = ["data_reader[beer]", "data_writer[beer]"]\n'
+    with run_processes(tmp_path, 2, "--users", users) as started:
+        file = write_file(tmp_path / "lab.toml", started, 1, login + user)
+        result = run("cluster", "apply", file)
+        assert (result.code, f"user brewer at {name(started[0])}: missing" in result.out) == (0, True)
+        assert run("cluster", "apply", file).out == "no difference\n"
+        assert run("cluster", "status", file).code == 0
+        check_login(started, "barley")
+        file.write_text(file.read_text().replace(', "data_writer[beer]"', ""))
+        changed = run("cluster", "apply", file)
+        found = "roles data_reader[beer], data_writer[beer], expected roles data_reader[beer]"
+        assert (changed.code, found in changed.out) == (0, True)
+        (tmp_path / "admin").write_text("wrong")
+        refused = run("cluster", "apply", file)
+        assert (refused.code, "refused the login over HTTP" in refused.err) == (1, True)
+        printed = "".join(each.out + each.err for each in (result, changed, refused))
+        assert not [secret for secret in ("hops and malt", "barley") if secret in printed]
+
+
+def check_login(processes, password):
+    async def run():
+        async with penstock.connect(url(processes), username="brewer", password=password) as bucket:
+            await bucket.upsert("ale", b"{}")
+
+    asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
 
 def test_second_orchestrator_is_refused(run, tmp_path, processes):
     file = write_file(tmp_path / "lab.toml", processes[:2])
     assert run("cluster", "apply", file).code == 0
     content = read_cluster_file(file)
-    address = content.make_address("beer")
+    address, endpoints = content.make_address("beer"), [node.endpoint for node in content.nodes]
 
     async def hold():
-        lock, other = OrchestratorLock(address, LockRole.MAP), OrchestratorLock(address, LockRole.MAP)
-        streams = OrchestratorLock(address, LockRole.STREAMS)
-        endpoints = [node.endpoint for node in content.nodes]
-        await lock.take(endpoints)
-        await streams.take(endpoints)
-        with pytest.raises(UsageError, match="expected one orchestrator at a time"):
-            await other.take(endpoints[1:])
-        await lock.close()
-        await other.take(endpoints)
-        await other.close()
-        await streams.close()
+        async with (
+            OrchestratorLock(address, LockRole.MAP) as lock,
+            OrchestratorLock(address, LockRole.STREAMS) as other,
+        ):
+            await lock.take(endpoints)
+            await other.take(endpoints)
+            async with OrchestratorLock(address, LockRole.MAP) as second:
+                with pytest.raises(UsageError, match="expected one orchestrator at a time"):
+                    await second.take(endpoints[1:])
+        async with OrchestratorLock(address, LockRole.MAP) as second:
+            await second.take(endpoints)
+
+    asyncio.run(asyncio.wait_for(hold(), PATIENCE))
+
+
+async def wait_for(control):
+    """Wait for a lock at a node."""
+    deadline = asyncio.get_running_loop().time() + PATIENCE
+    while asyncio.get_running_loop().time() < deadline:
+        if list_connections(await control.read_stats("dcp")):
+            return
+
+
+@pytest.mark.process
+def test_lock_is_held_again_after_a_node_has_restarted(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes[:1], 0)
+    assert run("cluster", "apply", file).code == 0
+    address = read_cluster_file(file).make_address("beer")
+
+    async def hold():
+        async with OrchestratorLock(address, LockRole.STREAMS) as lock:
+            await lock.take(address.hosts)
+            holding = asyncio.create_task(lock.hold(address.hosts))
+            await asyncio.to_thread(processes[0].kill)
+            await asyncio.to_thread(processes[0].start)
+            async with NodeControl(address) as control:
+                await wait_for(control)
+            async with OrchestratorLock(address, LockRole.STREAMS) as second:
+                with pytest.raises(UsageError, match="expected one orchestrator at a time"):
+                    await second.take(address.hosts)
+            assert not holding.done()
+            holding.cancel()
 
     asyncio.run(asyncio.wait_for(hold(), PATIENCE))
 
@@ -155,8 +262,10 @@ WRONG = {
     "": "has no [[node]], expected at least one",
     "[[node]]\nurl = 5\n": "url is 5, expected text",
     "[[node]]\nurl = 'couchbase://a,b'\n": "has 2 hosts, expected one node",
+    "[[node]]\nurl = 'couchbase://me:hops@a'\n": "contains a login",
+    "[[node]]\nurl = 'couchbase://a'\nhttp = 'a:b'\n": "port 'b'",
     "[[node]]\nurl = 'couchbase://a'\n": "has no [[bucket]], expected at least one",
-    "[[node]]\nurl = 'couchbase://a'\n[[bucket]]\nname = 'beer'\n": "has 1 replicas, expected fewer than nodes",
+    "[[node]]\nurl = 'couchbase://a'\n[[bucket]]\nname = 'beer'\n": "beer: 1 replicas on 1 nodes, expected at most 0",
     "[[node]]\nurl = 'couchbase://a'\n[[bucket]]\nname = 'beer'\nvbuckets = 5\n": "vbuckets is 5, expected a power",
     "[[node]]\nurl = 'couchbase://a'\n[[node]]\nurl = 'couchbase://a'\n": "is given twice",
     "[node]\nurl = 'couchbase://a'\n": "node is not a list of tables",
@@ -174,6 +283,42 @@ def test_wrong_files_are_refused(tmp_path, text):
     with pytest.raises(UsageError) as found:
         read_cluster_file(file)
     assert WRONG[text] in str(found.value)
+    assert "hops" not in str(found.value)
+
+
+def test_password_is_not_sent_where_others_can_read_it():
+    address = parse_address("couchbase://node.example:11210", Credentials("root", "hops"))
+
+    async def ask():
+        pages = NodePages(address, ("node.example", 8091))
+        with pytest.raises(UsageError, match="HTTP needs the password unencrypted at node"):
+            await pages.read_buckets()
+        pages = NodePages(replace(address, credentials=None), ("node.example", 8091))
+        with pytest.raises(UsageError, match="HTTP needs the password unencrypted at node"):
+            await pages.put_user(Credentials("brewer", "barley"), ())
+
+    asyncio.run(ask())
+
+
+@pytest.mark.parametrize(
+    "body", [b"{}", b"[{}]", b'[{"name": 5}]', b"[" * 4000, b"\xff", b'[{"name":"b","vBucketServerMap":5}]']
+)
+def test_garbage_of_a_node_is_a_protocol_error(body):
+    class Garbage(BaseHTTPRequestHandler):
+        def do_GET(self):
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *arguments):
+            """Print nothing."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Garbage) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        pages = NodePages(parse_address("couchbase://127.0.0.1"), ("127.0.0.1", server.server_port))
+        with pytest.raises(RemoteProtocolError, match="list of buckets"):
+            asyncio.run(asyncio.wait_for(pages.read_buckets(), PATIENCE))
+        server.shutdown()
 
 
 def test_node_that_does_not_answer_is_named(run, tmp_path, processes):

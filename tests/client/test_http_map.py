@@ -171,7 +171,7 @@ async def test_login_is_sent_and_never_shown(caplog):
 
 @in_loop
 async def test_password_does_not_leave_the_machine_unencrypted():
-    with pytest.raises(UsageError, match="needs the password unencrypted at h; expected couchbases://"):
+    with pytest.raises(UsageError, match="HTTP needs the password unencrypted at h; expected couchbases://"):
         await request_http_map(parse_address("couchbase://h/beer?bootstrap=http", LOGIN))
 
 

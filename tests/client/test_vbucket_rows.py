@@ -3,7 +3,7 @@
 import pytest
 
 from penstock.client.cluster.replica_choice import NodeReport
-from penstock.client.cluster.vbucket_rows import make_vbucket_rows
+from penstock.client.cluster.vbucket_rows import find_strays, make_vbucket_rows
 from penstock.client.replication.map_layout import MapLayout, MapNode
 from penstock.wire.codec.constants import VbucketState
 
@@ -17,14 +17,25 @@ def make_row(chain, *states):
         None if state == "away" else NodeReport({} if state is None else {0: state}, {0: 10 - at})
         for at, state in enumerate(states)
     ]
-    (row,) = make_vbucket_rows(MapLayout(NODES, (chain,)), reports)
+    (row,) = make_vbucket_rows("beer", MapLayout(NODES, (chain,)), reports)
     return row
 
 
 def test_row_names_the_nodes_and_the_changes_that_replicas_lack():
     row = make_row((0, 1, 2), ACTIVE, REPLICA, REPLICA)
+    assert (row.bucket, row.vbucket) == ("beer", 0)
     assert (row.owner, row.replicas, row.state) == ("a:11210", ("b:11210", "c:11210"), "ok")
     assert row.lag == {"b:11210": 1, "c:11210": 2}
+
+
+def test_active_vbuckets_of_others_are_strays():
+    layout = MapLayout(NODES, ((0, 1), (1, 0), (-1, -1)))
+    reports = [
+        NodeReport({0: ACTIVE, 1: ACTIVE}, {}),
+        NodeReport({0: REPLICA, 1: ACTIVE}, {}),
+        NodeReport({2: ACTIVE}, {}),
+    ]
+    assert find_strays(layout, reports) == [{1}, set(), {2}]
 
 
 FAULTS = {

@@ -49,18 +49,6 @@ def test_stream_connections_have_their_side(node):
         assert [one["type"] for one in read_connections(client)] == ["normal", "producer"]
 
 
-def test_order_of_agents_is_that_of_their_first_hello(node):
-    """An older connection that gives a name later comes behind the connection that had the name already."""
-    with connected(node, "beer") as older, connected(node, "beer") as newer:
-        for client in (newer, older, newer):
-            client.ask(Hello(key=b'{"a":"lock"}'))
-        first, second = read_connections(older)
-        assert first["agent_order"] > second["agent_order"]
-        newer.ask(Hello(key=b'{"a":"other"}'))
-        first, second = read_connections(older)
-        assert first["agent_order"] < second["agent_order"]
-
-
 def test_user_without_settings_sees_the_own_connection(tmp_path):
     path = tmp_path / "users.json"
     with change_users(path) as accounts:
@@ -93,7 +81,7 @@ def test_agent_without_a_name_has_none(node, key):
     with connected(node, "beer") as client:
         client.ask(Hello(key=key))
         (found,) = read_connections(client)
-        assert not found.keys() & {"agent_name", "agent_order", "connection_id"}
+        assert not found.keys() & {"agent_name", "connection_id"}
 
 
 @pytest.mark.parametrize("key", [b'{"a":', b'{"a":"\xff"}', b'{"a":' + b"[" * 2000])

@@ -22,7 +22,7 @@ _COLUMNS = {
 """Columns of text tables; JSON has all columns."""
 
 _HEADINGS = {"rev_seqno": "rev"}
-_TEXT_COLUMNS = ("event", "collection")
+_TEXT_COLUMNS = ("event", "collection", "bucket", "owner", "replicas", "state")
 _MAX_WIDTHS = {"key": 48, "value": 120, "snippet": 120}
 """Columns that are cut on a narrow terminal, and their widths on a wide one. Other columns are never cut."""
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import os
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -12,14 +13,23 @@ from penstock.cli.base.app import AsJson, Panel, app, format_examples
 from penstock.cli.base.exit_codes import ExitCode
 from penstock.cli.base.interrupt import run_until_signal
 from penstock.cli.base.show import format_json_line, print_text
-from penstock.client.discovery.endpoint import format_endpoint
+from penstock.cli.base.text_tables import make_table, print_table
+from penstock.cli.cluster.failover import print_failover
+from penstock.cli.cluster.move import format_moved
+from penstock.cli.cluster.replicate import report_replicas
 from penstock.client.login.credentials import resolve_credentials
-from penstock.client.topology.missing_vbuckets import format_ranges
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.table import Table
+
+    from penstock.client.cluster.cluster_differences import ClusterDifference
     from penstock.client.cluster.cluster_file import ClusterFile
-    from penstock.client.cluster.orchestrator import ClusterDifference, Orchestrator
+    from penstock.client.cluster.node_failover import FailoverResult
+    from penstock.client.cluster.orchestrator import Orchestrator
     from penstock.client.cluster.vbucket_mover import MovedVbucket
+    from penstock.client.cluster.vbucket_rows import VbucketRow
 
 cluster_app = typer.Typer(no_args_is_help=True, help="Drive several nodes from a file: buckets, users, replicas.")
 app.add_typer(cluster_app, name="cluster", rich_help_panel=Panel.CLUSTER)
@@ -47,9 +57,9 @@ def apply(
 
     Replicas are up to date when the command ends. penstock cluster run keeps them so.
     """
-    count = asyncio.run(_open(file, as_json).apply(_print_difference(as_json=as_json), changes=not check))
+    count = asyncio.run(_open(file, as_json=as_json).apply(_print_difference(as_json=as_json), changes=not check))
     if not as_json:
-        print_text(f"{count} differences" if count else "no difference")
+        print_text("1 difference" if count == 1 else f"{count} differences" if count else "no difference")
     if check and count:
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -57,7 +67,7 @@ def apply(
 @cluster_app.command(epilog=format_examples("penstock cluster rebalance lab.toml"))
 def rebalance(*, file: _File, as_json: AsJson = False) -> None:
     """Spread vbuckets and replicas evenly over the nodes of a file, while clients use them."""
-    asyncio.run(_open(file, as_json).rebalance(_print_difference(as_json=as_json)))
+    asyncio.run(_open(file, as_json=as_json).rebalance(_print_difference(as_json=as_json)))
 
 
 @cluster_app.command(epilog=format_examples("penstock cluster remove lab.toml 10.0.0.3:11210"))
@@ -66,7 +76,7 @@ def remove(*, file: _File, node: _Node, as_json: AsJson = False) -> None:
 
     Take the node out of the file then: apply would add it again.
     """
-    asyncio.run(_open(file, as_json).remove(node))
+    asyncio.run(_open(file, as_json=as_json).remove(node))
 
 
 @cluster_app.command(
@@ -92,18 +102,16 @@ def failover(
     The rules are those of penstock failover. Without --rebalance, durable writes may
     need replicas that no node has.
     """
-    orchestrator = _open(file, as_json)
-    results = asyncio.run(orchestrator.fail_over(node, may_lose=lose, rebalances=rebalance))
-    for bucket, result in results.items():
-        if as_json:
-            risks = {str(vbucket): reason for vbucket, reason in sorted(result.risks.items())}
-            found = {"promoted": len(result.promoted), "lost": list(result.lost), "risks": risks}
-            print_text(format_json_line({"bucket": bucket, **found}))
-        else:
-            print_text(f"{bucket}: {len(result.promoted)} vbuckets promoted")
-            if result.lost:
-                print_text(f"{bucket}: no replica of vbuckets {format_ranges(result.lost, ', ')}")
-    if any(result.lost for result in results.values()):
+    is_whole = True
+
+    def report(bucket: str, result: FailoverResult) -> None:
+        nonlocal is_whole
+        is_whole = is_whole and not result.lost
+        print_failover(result, as_json=as_json, bucket=bucket)
+
+    orchestrator = _open(file, as_json=as_json)
+    asyncio.run(orchestrator.fail_over(node, report, may_lose=lose, rebalances=rebalance))
+    if not is_whole:
         raise typer.Exit(ExitCode.FAILURE)
 
 
@@ -113,19 +121,13 @@ def run(*, file: _File, as_json: AsJson = False) -> None:
 
     A second one for the same nodes is refused.
     """
-    last: dict[str, tuple[int, int]] = {}
-
-    def report(bucket: str, replicas: int, lag: int) -> None:
-        if last.get(bucket) != (replicas, lag):
-            last[bucket] = (replicas, lag)
-            found: dict[str, Any] = {"bucket": bucket, "replicas": replicas, "lag": lag}
-            line = f"{bucket}: {replicas} replicas, {lag:,} changes behind; Ctrl-C stops."
-            print_text(format_json_line(found) if as_json else line)
-
-    orchestrator = _open(file, as_json)
+    content = _read(file)
+    reports = {bucket.name: report_replicas(as_json=as_json, bucket=bucket.name) for bucket in content.buckets}
 
     async def work(stop: asyncio.Event) -> None:
-        await orchestrator.run(report)
+        from penstock.client.cluster.orchestrator import Orchestrator
+
+        await Orchestrator(content).run(lambda bucket, replicas, lag: reports[bucket](replicas, lag))
 
     asyncio.run(run_until_signal(work))
 
@@ -135,23 +137,37 @@ def run(*, file: _File, as_json: AsJson = False) -> None:
 )
 def status(*, file: _File, as_json: AsJson = False) -> None:
     """Show owner, replicas, lag and state of each vbucket. The exit code is 1 if one is not ok."""
+    content = _read(file)
+    rows = asyncio.run(_read_rows(content))
+    if as_json:
+        for row in rows:
+            print_text(format_json_line(asdict(row)))
+    else:
+        print_table(_make_vbucket_table(content, rows))
+    if any(row.state != "ok" for row in rows):
+        raise typer.Exit(ExitCode.FAILURE)
+
+
+async def _read_rows(content: ClusterFile) -> list[VbucketRow]:
     from penstock.client.cluster.orchestrator import Orchestrator
 
-    content = _read(file)
-    is_ok = True
-    for bucket in content.buckets:
-        for row in asyncio.run(Orchestrator(content).read_rows(bucket)):
-            is_ok = is_ok and row.state == "ok"
-            if as_json:
-                found = {"owner": row.owner, "replicas": list(row.replicas), "lag": dict(row.lag), "state": row.state}
-                print_text(format_json_line({"bucket": bucket.name, "vbucket": row.vbucket, **found}))
-            else:
-                copies = [f"{name} ({row.lag.get(name, '?')} behind)" for name in row.replicas]
-                print_text(
-                    f"{bucket.name} {row.vbucket:>4}  {row.owner or '-'}  {' '.join(copies) or '-'}  {row.state}"
-                )
-    if not is_ok:
-        raise typer.Exit(ExitCode.FAILURE)
+    return [row for bucket in content.buckets for row in await Orchestrator(content).read_rows(bucket)]
+
+
+def _make_vbucket_table(content: ClusterFile, rows: list[VbucketRow]) -> Table:
+    cells = [
+        {
+            "bucket": row.bucket,
+            "vbucket": row.vbucket,
+            "owner": row.owner or "none",
+            "replicas": ", ".join(row.replicas) or "none",
+            "behind": ", ".join(f"{row.lag[name]:,}" if name in row.lag else "?" for name in row.replicas),
+            "state": row.state,
+        }
+        for row in rows
+    ]
+    good = sum(row.state == "ok" for row in rows)
+    return make_table(content.path, list(cells[0]), cells, f"{good:,} of {len(rows):,} vbuckets ok")
 
 
 def _read(file: str) -> ClusterFile:
@@ -160,26 +176,17 @@ def _read(file: str) -> ClusterFile:
     return read_cluster_file(file, resolve_credentials(None, None, os.environ))
 
 
-def _open(file: str, as_json: bool) -> Orchestrator:
+def _open(file: str, *, as_json: bool) -> Orchestrator:
     from penstock.client.cluster.orchestrator import Orchestrator
 
     def report(bucket: str, moved: MovedVbucket) -> None:
-        source, target = (format_endpoint(*endpoint) for endpoint in (moved.source, moved.target))
-        if as_json:
-            found = {"bucket": bucket, "vbucket": moved.vbucket, "from": source, "to": target}
-            print_text(format_json_line({**found, "seconds": round(moved.seconds, 3)}))
-        else:
-            print_text(f"{bucket} {moved.vbucket}: {source} -> {target}, takeover {moved.seconds * 1000:.0f} ms")
+        print_text(format_moved(moved, as_json=as_json, bucket=bucket))
 
     return Orchestrator(_read(file), report)
 
 
-def _print_difference(*, as_json: bool) -> Any:
+def _print_difference(*, as_json: bool) -> Callable[[ClusterDifference], None]:
     def report(difference: ClusterDifference) -> None:
-        if as_json:
-            found = {"subject": difference.subject, "found": difference.found, "expected": difference.expected}
-            print_text(format_json_line(found))
-        else:
-            print_text(str(difference))
+        print_text(format_json_line(asdict(difference)) if as_json else str(difference))
 
     return report

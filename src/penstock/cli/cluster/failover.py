@@ -62,16 +62,11 @@ def failover(
     If the lost node answers, its vbuckets become dead first. The exit code is 1
     if a vbucket has no replica.
     """
-    from penstock.client.cluster.node_failover import format_risks
-
     lost = resolve_address(node, username, password)
     others = [resolve_address(url, username, password) for url in remaining]
     result = asyncio.run(_fail_over(lost, others, may_lose=lose))
-    print_text(_format_result(result, as_json=as_json))
-    if result.risks and not as_json:
-        warn(f"changes may be lost: {format_risks(result.risks)}")
+    print_failover(result, as_json=as_json)
     if result.lost:
-        warn(f"no replica of vbuckets {format_ranges(result.lost, ', ')}: no node serves them")
         raise typer.Exit(ExitCode.FAILURE)
 
 
@@ -83,14 +78,24 @@ async def _fail_over(lost: Address, others: list[Address], *, may_lose: bool) ->
         return await fail_over(publisher, lost.hosts[0], others[0], may_lose=may_lose)
 
 
-def _format_result(result: FailoverResult, *, as_json: bool) -> str:
+def print_failover(result: FailoverResult, *, as_json: bool, bucket: str = "") -> None:
+    """Print the result of a failover, with the name of its bucket where a command promotes copies of several."""
+    from penstock.client.cluster.node_failover import format_risks
+
     by_node: dict[str, list[int]] = {}
     for vbucket, endpoint in result.promoted.items():
         by_node.setdefault(format_endpoint(*endpoint), []).append(vbucket)
+    named, title = ({"bucket": bucket}, f"{bucket}: ") if bucket else ({}, "")
     if as_json:
         risks = {str(vbucket): reason for vbucket, reason in sorted(result.risks.items())}
-        return format_json_line(
-            {"promoted": by_node, "lost": list(result.lost), "risks": risks, "reachable": result.is_reachable}
-        )
-    lines = [f"{address}: vbuckets {format_ranges(vbuckets, ', ')} promoted" for address, vbuckets in by_node.items()]
-    return "\n".join(lines) or "no vbucket to promote"
+        found = {"promoted": by_node, "lost": list(result.lost), "risks": risks, "reachable": result.is_reachable}
+        print_text(format_json_line({**named, **found}))
+    else:
+        for address, vbuckets in by_node.items():
+            print_text(f"{title}{address}: vbuckets {format_ranges(vbuckets, ', ')} promoted")
+        if not by_node:
+            print_text(f"{title}no vbucket to promote")
+        if result.risks:
+            warn(f"{title}changes may be lost: {format_risks(result.risks)}")
+    if result.lost:
+        warn(f"{title}no replica of vbuckets {format_ranges(result.lost, ', ')}: no node serves them")

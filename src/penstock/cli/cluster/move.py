@@ -113,7 +113,7 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
     def report(done: MovedVbucket) -> None:
         nonlocal moved
         moved += 1
-        print_text(_format_moved(done, as_json=as_json))
+        print_text(format_moved(done, as_json=as_json))
 
     def finish() -> None:
         nonlocal is_done
@@ -179,9 +179,12 @@ def _plan(
     return plan_moves(publisher)
 
 
-def _format_moved(done: MovedVbucket, *, as_json: bool) -> str:
+def format_moved(done: MovedVbucket, *, as_json: bool, bucket: str = "") -> str:
+    """Return a move as a line, with the name of its bucket where a command moves vbuckets of several."""
     source, target = (format_endpoint(*endpoint) for endpoint in (done.source, done.target))
     if as_json:
+        named = {"bucket": bucket} if bucket else {}
         seconds = round(done.seconds, 3)
-        return format_json_line({"vbucket": done.vbucket, "from": source, "to": target, "seconds": seconds})
-    return f"vbucket {done.vbucket}: {source} -> {target}, takeover {done.seconds * 1000:.0f} ms"
+        return format_json_line({**named, "vbucket": done.vbucket, "from": source, "to": target, "seconds": seconds})
+    title = f"{bucket}: " if bucket else ""
+    return f"{title}vbucket {done.vbucket}: {source} -> {target}, takeover {done.seconds * 1000:.0f} ms"

@@ -154,16 +154,22 @@ async def _replicate(
             print_text(format_json_line(last.to_dict()) if as_json else _format_summary(last))
 
 
-def report_replicas(*, as_json: bool) -> Callable[[int, int], None]:
-    """Return a function that prints the number of replicas and the changes that they lack, if these have changed."""
+def report_replicas(*, as_json: bool, bucket: str = "") -> Callable[[int, int], None]:
+    """Return a function that prints the number of replicas and the changes that they lack, if these have changed.
+
+    Args:
+        as_json: print JSON.
+        bucket: the name of the bucket, where a command keeps the replicas of several.
+    """
     last: tuple[int, int] | None = None
 
     def report(vbuckets: int, lag: int) -> None:
         nonlocal last
         if (vbuckets, lag) != last:
             last = (vbuckets, lag)
-            found = {"replicas": vbuckets, "lag": lag}
-            line = f"{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
+            named, title = ({"bucket": bucket}, f"{bucket}: ") if bucket else ({}, "")
+            found = {**named, "replicas": vbuckets, "lag": lag}
+            line = f"{title}{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
             print_text(format_json_line(found) if as_json else line)
 
     return report

@@ -58,7 +58,7 @@ async def check_server(address: Address) -> AsyncIterator[Finding]:
         address: the bucket.
     """
     finding = partial(Finding, f"Server {address}")
-    quick = replace(address, options=replace(address.options, retry_seconds=0.0))
+    quick = address.with_retries(0.0)
     async with AsyncExitStack() as stack:
         session: ClientSession | None = None
         failures = []

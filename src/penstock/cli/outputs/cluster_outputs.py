@@ -1,4 +1,4 @@
-"""The JSON of the commands for several nodes: replicate, move, failover and xdcr."""
+"""The JSON of the commands for several nodes: replicate, move, failover, cluster and xdcr."""
 
 from __future__ import annotations
 
@@ -70,82 +70,34 @@ class FailoverSummary(TypedDict):
     reachable: bool
 
 
-class ClusterDifferenceLine(TypedDict):
-    """A difference between a cluster's file and its nodes.
+class ClusterMoveLine(MovedVbucketLine):
+    """A vbucket of a cluster's file that was moved.
 
     Attributes:
-        subject: the bucket or user, and its node.
-        found: the present state.
-        expected: the state that the file declares.
+        bucket: name of the bucket.
     """
 
-    subject: str
-    found: str
-    expected: str
+    bucket: str
 
 
-ClusterMoveLine = TypedDict(
-    "ClusterMoveLine", {"bucket": str, "vbucket": int, "from": str, "to": str, "seconds": float}
-)  # `from` is a keyword, so this type has no class
-ClusterMoveLine.__doc__ = """A vbucket that was moved between the nodes of a cluster's file.
-
-Attributes:
-    bucket: name of the bucket.
-    vbucket: number of the vbucket.
-    from: address of the former owner.
-    to: address of the new owner.
-    seconds: duration of the takeover.
-"""
-
-
-class ClusterFailoverLine(TypedDict):
+class ClusterFailoverLine(FailoverSummary):
     """The result of a failover for a bucket of a cluster's file.
 
     Attributes:
         bucket: name of the bucket.
-        promoted: number of vbuckets with a new owner.
-        lost: vbuckets without a replica.
-        risks: vbucket -> why acknowledged changes of it may be lost; only with --lose.
     """
 
     bucket: str
-    promoted: int
-    lost: list[int]
-    risks: dict[str, str]
 
 
-class ClusterReplicasLine(TypedDict):
+class ClusterReplicasLine(KeptReplicas):
     """The replicas of a bucket that `cluster run` keeps.
 
     Attributes:
         bucket: name of the bucket.
-        replicas: replicas that run.
-        lag: changes that they lack.
     """
 
     bucket: str
-    replicas: int
-    lag: int
-
-
-class ClusterVbucketLine(TypedDict):
-    """A vbucket of a bucket of a cluster's file.
-
-    Attributes:
-        bucket: name of the bucket.
-        vbucket: number of the vbucket.
-        owner: address of its owner in the map; empty if it has none.
-        replicas: addresses of its replicas in the map.
-        lag: address of a replica -> changes that it lacks.
-        state: `ok`, or the fault of the vbucket in words.
-    """
-
-    bucket: str
-    vbucket: int
-    owner: str
-    replicas: list[str]
-    lag: dict[str, int]
-    state: str
 
 
 class XdcrState(TypedDict):

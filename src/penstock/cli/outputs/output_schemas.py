@@ -11,6 +11,8 @@ from penstock.cli.outputs import bucket_outputs as bucket
 from penstock.cli.outputs import cluster_outputs as cluster
 from penstock.cli.outputs import node_outputs as node
 from penstock.cli.outputs import pipeline_outputs as pipeline
+from penstock.client.cluster.cluster_differences import ClusterDifference
+from penstock.client.cluster.vbucket_rows import VbucketRow
 
 __all__ = ["OUTPUTS", "CommandOutput", "make_schema"]
 
@@ -21,7 +23,7 @@ class CommandOutput(NamedTuple):
     """The JSON that a command prints.
 
     Attributes:
-        kinds: the types of its lines. A type of several fields is a TypedDict with sections as in a docstring.
+        kinds: the types of its lines. A type of several fields is a TypedDict, or the dataclass that is printed.
         is_lines: whether it prints any number of lines, each an object; otherwise exactly one object.
     """
 
@@ -52,12 +54,12 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "replicate": _lines(cluster.ReplicationState, cluster.KeptReplicas),
     "move": _lines(cluster.MovedVbucketLine, cluster.KeptReplicas),
     "failover": _one(cluster.FailoverSummary),
-    "cluster apply": _lines(cluster.ClusterDifferenceLine, cluster.ClusterMoveLine),
-    "cluster rebalance": _lines(cluster.ClusterDifferenceLine, cluster.ClusterMoveLine),
+    "cluster apply": _lines(ClusterDifference, cluster.ClusterMoveLine),
+    "cluster rebalance": _lines(ClusterDifference, cluster.ClusterMoveLine),
     "cluster remove": _lines(cluster.ClusterMoveLine),
     "cluster failover": _lines(cluster.ClusterFailoverLine, cluster.ClusterMoveLine),
     "cluster run": _lines(cluster.ClusterReplicasLine),
-    "cluster status": _lines(cluster.ClusterVbucketLine),
+    "cluster status": _lines(VbucketRow),
     "xdcr": _lines(cluster.XdcrState),
     "load": _one(bucket.LoadSummary),
     "tail": _lines(bucket.ChangeLine),
@@ -108,9 +110,8 @@ def make_schema(command: str) -> dict[str, Any]:
 
 def _list_types() -> list[Any]:
     """Return the declared types."""
-    return [
-        each for module in (node, cluster, bucket, pipeline) for each in vars(module).values() if is_typeddict(each)
-    ]
+    modules = (node, cluster, bucket, pipeline)
+    return [*_DATACLASSES, *(each for module in modules for each in vars(module).values() if is_typeddict(each))]
 
 
 def _describe(schema: dict[str, Any], kind: Any) -> None:
@@ -122,7 +123,16 @@ def _describe(schema: dict[str, Any], kind: Any) -> None:
             schema["properties"][name]["description"] = meaning
 
 
+_DATACLASSES = (ClusterDifference, VbucketRow)
+"""Dataclasses that are printed as they are."""
+
 _ATTRIBUTE = re.compile(r"^ +(\w+): (.*)$", re.MULTILINE)
 
-_EXTENDED = {pipeline.StoppedLake: pipeline.LakeState, pipeline.TableRow: bucket.ChangeLine}
+_EXTENDED = {
+    cluster.ClusterMoveLine: cluster.MovedVbucketLine,
+    cluster.ClusterFailoverLine: cluster.FailoverSummary,
+    cluster.ClusterReplicasLine: cluster.KeptReplicas,
+    pipeline.StoppedLake: pipeline.LakeState,
+    pipeline.TableRow: bucket.ChangeLine,
+}
 """Type -> the type that it extends: a TypedDict does not know it before Python 3.12."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -68,7 +67,7 @@ async def _serve_page(address: Address, listener: WebListener, stop: asyncio.Eve
     async with Bucket(address):
         pass  # it has answered
     # A page shall say at once that no node answers, so requests are not repeated: the next sample repeats them.
-    quick = replace(address, options=replace(address.options, retry_seconds=0.0))
+    quick = address.with_retries(0.0)
     async with Bucket(quick) as bucket:
         source = BucketSource(bucket, asyncio.get_running_loop())
         try:

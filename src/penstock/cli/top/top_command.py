@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import signal
 import sys
-from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -102,7 +101,7 @@ async def _show_live(address: Address, interval: float) -> None:
 
     console = Console(highlight=False)
 
-    quick = replace(address, options=replace(address.options, retry_seconds=0.0))
+    quick = address.with_retries(0.0)
     async with Bucket(quick) as bucket:
         sample, rates, notice = await read_sample(bucket), BucketRates(), ""
         with reading_keys(_end_by_key), Live(console=console, screen=True, auto_refresh=False) as live:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from penstock.client.connect.address import Address, parse_address
+from penstock.client.connect.address import Address, parse_address, parse_host
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
-from penstock.client.discovery.http_map import HTTP_PORT
+from penstock.client.discovery.http_map import HTTP_PORT, HTTP_TLS_PORT
 from penstock.client.login.credentials import Credentials
 from penstock.client.login.secret_sources import read_password_file
+from penstock.client.topology.balance_plan import check_replicas
 from penstock.errors import UsageError
 from penstock.names import check_new_bucket
 from penstock.toml_tables import TomlPlace, check_keys, load_toml, parse_table
@@ -48,7 +50,7 @@ class NodeEntry:
         if len(address.hosts) != 1:
             raise UsageError(f"url {self.url!r} has {len(address.hosts)} hosts, expected one node")
         if self.http:
-            parse_address(f"couchbase://{self.http}")
+            parse_host(self.http, HTTP_PORT)
 
     @property
     def endpoint(self) -> Endpoint:
@@ -57,8 +59,9 @@ class NodeEntry:
 
     @property
     def http_endpoint(self) -> Endpoint:
-        """Host and port for HTTP. Default: the host of the url, and port 8091."""
-        return parse_address(f"couchbase://{self.http}").hosts[0] if self.http else (self.endpoint[0], HTTP_PORT)
+        """Host and port for HTTP. Default: the host of the url, and port 8091, or 18091 with TLS."""
+        default = HTTP_TLS_PORT if parse_address(self.url).tls else HTTP_PORT
+        return parse_host(self.http or format_endpoint(self.endpoint[0], default), default)
 
     @property
     def name(self) -> str:
@@ -121,9 +124,9 @@ class ClusterFile:
     users: tuple[UserEntry, ...] = ()
     login: Credentials | None = None
 
-    def make_address(self, bucket: str, nodes: tuple[NodeEntry, ...] | None = None) -> Address:
+    def make_address(self, bucket: str, nodes: Sequence[NodeEntry] = ()) -> Address:
         """Return the address of a bucket at some of the nodes, by default at all."""
-        chosen = self.nodes if nodes is None else nodes
+        chosen = nodes or self.nodes
         address = parse_address(chosen[0].url, self.login)
         return replace(address, bucket=bucket, hosts=tuple(node.endpoint for node in chosen))
 
@@ -163,8 +166,10 @@ def read_cluster_file(path: str | Path, default: Credentials | None = None) -> C
         if not entries:
             raise place.make_error(f"has no [[{name}]], expected at least one")
     for each in buckets:
-        if each.replicas >= len(nodes):
-            raise place.make_error(f"[[bucket]] {each.name} has {each.replicas} replicas, expected fewer than nodes")
+        try:
+            check_replicas(each.replicas, len(nodes))
+        except UsageError as error:
+            raise place.make_error(f"[[bucket]] {each.name}: {error}") from None
     login = default
     if "login" in content:
         entry = parse_table(ClusterLogin, TomlPlace(str(path), "[login]"), content["login"])

@@ -180,15 +180,15 @@ async def open_map(address: Address, endpoints: Sequence[Endpoint]) -> AsyncGene
         UsageError: another program changes the map, or two endpoints are the same node.
         Error, OSError: a node does not answer.
     """
-    lock, publisher = OrchestratorLock(address, LockRole.MAP), MapPublisher(address)
-    try:
-        await lock.take(endpoints)
-        for endpoint in endpoints:
-            await publisher.load(endpoint)
-        yield publisher
-    finally:
-        await publisher.close()
-        await lock.close()
+    publisher = MapPublisher(address)
+    async with OrchestratorLock(address, LockRole.MAP) as lock:
+        try:
+            await lock.take(endpoints)
+            for endpoint in endpoints:
+                await publisher.load(endpoint)
+            yield publisher
+        finally:
+            await publisher.close()
 
 
 def _is_shared(document: Mapping[str, Any]) -> bool:

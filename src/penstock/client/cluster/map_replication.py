@@ -170,9 +170,7 @@ class MapReplication:
         await asyncio.gather(*map(self._read_map, self._list_nodes()))
 
     async def _read_map(self, endpoint: Endpoint) -> None:
-        options = replace(self._address.options, retry_seconds=0.0)
-        address = replace(self._address, options=options)
-        control = self._controls.setdefault(endpoint, NodeControl(address, endpoint))
+        control = self._controls.setdefault(endpoint, NodeControl(self._address.with_retries(0.0), endpoint))
         try:
             async with asyncio.timeout(_MAP_SECONDS):
                 document = await control.read_map()
@@ -205,7 +203,7 @@ class MapReplication:
 
         address, is_planned = self._address, self._planned is not None
         if not is_planned:  # no stream may end because a node of other streams is away for long
-            address = replace(address, options=replace(address.options, retry_seconds=math.inf))
+            address = address.with_retries(math.inf)
         options = ReplicationOptions(vbuckets=sorted(copy.vbuckets), protocol=Dialect.DCP, keeps_active=True)
         source, place = replace(address, hosts=tuple(self._list_nodes())), replace(address, hosts=(target,))
         try:

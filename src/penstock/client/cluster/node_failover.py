@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
 from typing import NamedTuple
 
 from penstock.client.cluster.map_publisher import MapPublisher
@@ -26,7 +25,7 @@ from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import ConnectionClosed, Error, Unreachable, UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["FailoverResult", "fail_over", "format_risks"]
+__all__ = ["FailoverResult", "fail_over", "format_risks", "read_report"]
 
 
 class FailoverResult(NamedTuple):
@@ -124,7 +123,7 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
     if not layout.nodes:
         raise UsageError(f"{node[0]}:{node[1]} is the only node, expected others with its replicas")
     controls = [publisher.get_control(endpoint) for endpoint in publisher.list_endpoints(layout)]
-    reports = await asyncio.gather(*map(_read_report, controls))
+    reports = await asyncio.gather(*map(read_report, controls))
     owners = {
         vbucket: find_owner(vbucket, reports, chain[0] if publisher.has_shared_map else NO_NODE)
         for vbucket, chain in enumerate(layout.chains)
@@ -139,7 +138,8 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
     return _NodeScan(layout, controls, reports, owners, plans)
 
 
-async def _read_report(control: NodeControl) -> NodeReport:
+async def read_report(control: NodeControl) -> NodeReport:
+    """Return the vbuckets of a node."""
     return NodeReport(await control.read_states(), await control.read_seqnos())
 
 
@@ -159,7 +159,7 @@ def _find(states: Mapping[int, VbucketState], wanted: VbucketState) -> set[int]:
 
 async def _check_lost(lost: NodeControl, others: Sequence[NodeControl]) -> None:
     """Raise UsageError if the lost node is one of the others under another name."""
-    lost = NodeControl(replace(lost.address, options=replace(lost.address.options, retry_seconds=0.0)))
+    lost = NodeControl(lost.address.with_retries(0.0))
     try:
         with suppress(OSError, Unreachable, ConnectionClosed):  # it is lost
             for other in others:
@@ -170,8 +170,7 @@ async def _check_lost(lost: NodeControl, others: Sequence[NodeControl]) -> None:
 
 async def _stop_node(control: NodeControl) -> bool:
     """Make the active vbuckets of the lost node dead. Return whether the node has answered."""
-    options = replace(control.address.options, retry_seconds=0.0)
-    control = NodeControl(replace(control.address, options=options))
+    control = NodeControl(control.address.with_retries(0.0))
     try:
         await control.set_states(_find(await control.read_states(), VbucketState.ACTIVE), VbucketState.DEAD)
     except (OSError, Error):

@@ -3,52 +3,41 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Iterable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 from penstock.client.cluster.balance_moves import plan_moves
+from penstock.client.cluster.cluster_differences import (
+    ClusterDifference,
+    compare_bucket,
+    compare_places,
+    compare_user,
+)
 from penstock.client.cluster.cluster_file import BucketEntry, ClusterFile, NodeEntry, read_password
 from penstock.client.cluster.map_publisher import MapPublisher, open_map
-from penstock.client.cluster.map_replication import MapReplication, list_replicas, place_replicas
-from penstock.client.cluster.node_failover import FailoverResult, fail_over
+from penstock.client.cluster.map_replication import MapReplication, place_replicas
+from penstock.client.cluster.node_failover import FailoverResult, fail_over, read_report
 from penstock.client.cluster.node_pages import NodePages
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
 from penstock.client.cluster.replica_choice import NodeReport
-from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover
-from penstock.client.cluster.vbucket_rows import VbucketRow, make_vbucket_rows
-from penstock.client.connect.address import Address
-from penstock.client.connect.tls_context import make_tls_context
-from penstock.client.discovery.endpoint import format_endpoint
+from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover, release_strays
+from penstock.client.cluster.vbucket_rows import VbucketRow, find_strays, make_vbucket_rows
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_control import NodeControl
-from penstock.client.topology.balance_plan import plan_replicas
+from penstock.client.topology.balance_plan import check_replicas, plan_balance
 from penstock.errors import Error, UsageError
 
-__all__ = ["ClusterDifference", "Orchestrator"]
-
-
-@dataclass(frozen=True, slots=True)
-class ClusterDifference:
-    """A difference between the file and the nodes.
-
-    Attributes:
-        subject: the bucket, user or node.
-        found: the present state.
-        expected: the state that the file declares.
-    """
-
-    subject: str
-    found: str
-    expected: str
-
-    def __str__(self) -> str:
-        return f"{self.subject}: {self.found}, expected {self.expected}"
+__all__ = ["Orchestrator"]
 
 
 class Orchestrator:
     """Drives the nodes of a file. Each method does its work on all buckets of the file, one after the other."""
 
-    def __init__(self, file: ClusterFile, report: Callable[[str, MovedVbucket], None] = lambda bucket, moved: None):
+    def __init__(
+        self, file: ClusterFile, report: Callable[[str, MovedVbucket], None] = lambda bucket, moved: None
+    ) -> None:
         """Create an orchestrator without connections.
 
         Args:
@@ -72,19 +61,15 @@ class Orchestrator:
         Raises:
             UsageError: a difference needs a person: another number of vbuckets, or a node that is in the map alone.
         """
-        found = 0
-
-        def note(difference: ClusterDifference) -> None:
-            nonlocal found
-            found += 1
-            report(difference)
-
-        missing = set()
+        found, missing = 0, set()
         for node in self._file.nodes:
-            missing |= await self._apply_to_node(node, note, changes=changes)
+            pages = NodePages(self._file.make_address("default", [node]), node.http_endpoint)
+            lacking = await self._apply_buckets(node, pages, report, changes=changes)
+            missing |= lacking
+            found += len(lacking) + await self._apply_users(node, pages, report, changes=changes)
         for bucket in self._file.buckets:
             if changes or bucket.name not in missing:
-                await self._place(bucket, note, changes=changes)
+                found += await self._place(bucket, report, changes=changes)
         return found
 
     async def rebalance(self, report: Callable[[ClusterDifference], None]) -> None:
@@ -104,38 +89,40 @@ class Orchestrator:
         node = self._file.find_node(name)
         rest = self._file.without(node)
         for bucket in self._file.buckets:
-            if bucket.replicas >= len(rest.nodes):
-                raise UsageError(f"{bucket.replicas} replicas of {bucket.name}, expected fewer than {len(rest.nodes)}")
+            check_replicas(bucket.replicas, len(rest.nodes))
         for bucket in self._file.buckets:
             async with self._open_map(bucket, self._file) as publisher:
-                address = self._file.make_address(bucket.name)
-                await self._move_all(publisher, address, bucket, [node])
+                await self._move_all(publisher, bucket, [node.endpoint])
                 await publisher.publish(publisher.layout.remove_node(node.endpoint), removed=[node.endpoint])
 
-    async def fail_over(self, name: str, *, may_lose: bool, rebalances: bool) -> dict[str, FailoverResult]:
+    async def fail_over(
+        self, name: str, report: Callable[[str, FailoverResult], None], *, may_lose: bool, rebalances: bool
+    ) -> None:
         """Promote the copies of a lost node's vbuckets.
 
         Args:
             name: host and port of a node of the file.
+            report: called with the name of each bucket, once its copies are promoted.
             may_lose: promote also copies whose promotion may lose acknowledged changes.
             rebalances: give the vbuckets their replicas back on the remaining nodes.
 
-        Returns:
-            The results by bucket.
-
         Raises:
-            UsageError: a promotion may lose changes, or no other node remains.
+            UsageError: a promotion may lose changes of a bucket, which stays as it is. Or no other node remains.
         """
         node = self._file.find_node(name)
-        rest, results = self._file.without(node), {}
+        rest = self._file.without(node)
         for bucket in self._file.buckets:
             async with self._open_map(bucket, rest) as publisher:
-                address = rest.make_address(bucket.name)
-                results[bucket.name] = await fail_over(publisher, node.endpoint, address, may_lose=may_lose)
+                try:
+                    result = await fail_over(
+                        publisher, node.endpoint, rest.make_address(bucket.name), may_lose=may_lose
+                    )
+                except UsageError as error:
+                    raise UsageError(f"bucket {bucket.name}: {error}") from error
+                report(bucket.name, result)
                 if rebalances:
-                    fewer = replace(bucket, replicas=min(bucket.replicas, len(rest.nodes) - 1))
-                    await self._move_all(publisher, address, fewer)
-        return results
+                    most = len(rest.nodes) - 1
+                    await self._move_all(publisher, replace(bucket, replicas=min(bucket.replicas, most)))
 
     async def run(self, report: Callable[[str, int, int], None]) -> None:
         """Keep the replicas that the maps name up to date, until the task is cancelled.
@@ -146,21 +133,20 @@ class Orchestrator:
         Raises:
             UsageError: another program does the same.
         """
+        endpoints = [node.endpoint for node in self._file.nodes]
         async with AsyncExitStack() as stack:
             kept = []
             for bucket in self._file.buckets:
                 address = self._file.make_address(bucket.name)
-                lock = OrchestratorLock(address, LockRole.STREAMS)
-                stack.push_async_callback(lock.close)
-                await lock.take([node.endpoint for node in self._file.nodes])
+                lock = await stack.enter_async_context(OrchestratorLock(address, LockRole.STREAMS))
+                await lock.take(endpoints)
 
                 def note(running: int, lag: int, name: str = bucket.name) -> None:
                     report(name, running, lag)
 
-                kept.append(await stack.enter_async_context(MapReplication(address, note)))
-            async with asyncio.TaskGroup() as group:
-                for each in kept:
-                    group.create_task(each.wait())
+                replication = await stack.enter_async_context(MapReplication(address, note))
+                kept += [lock.hold(endpoints), replication.wait()]
+            await _run_all(kept)
 
     async def read_rows(self, bucket: BucketEntry) -> list[VbucketRow]:
         """Return the vbuckets of a bucket, as its nodes report them.
@@ -168,8 +154,7 @@ class Orchestrator:
         Raises:
             Error, OSError: no node answers.
         """
-        address = self._make_impatient(self._file.make_address(bucket.name))
-        publisher, failure = MapPublisher(address), None
+        publisher, failure = MapPublisher(self._file.make_address(bucket.name).with_retries(0.0)), None
         try:
             for node in self._file.nodes:
                 try:
@@ -178,86 +163,113 @@ class Orchestrator:
                     failure = error
             if not publisher.layout.chains and failure is not None:
                 raise failure
-            controls = [publisher.get_control(each) for each in publisher.list_endpoints(publisher.layout)]
-            reports = await asyncio.gather(*map(_read_report, controls))
-            return make_vbucket_rows(publisher.layout, reports)
+            reports = await asyncio.gather(*map(_try_report, _list_controls(publisher)))
+            return make_vbucket_rows(bucket.name, publisher.layout, reports)
         finally:
             await publisher.close()
-
-    def _make_impatient(self, address: Address) -> Address:
-        return replace(address, options=replace(address.options, retry_seconds=0.0))
 
     def _open_map(self, bucket: BucketEntry, file: ClusterFile) -> AbstractAsyncContextManager[MapPublisher]:
         return open_map(file.make_address(bucket.name), [node.endpoint for node in file.nodes])
 
-    async def _apply_to_node(
-        self, node: NodeEntry, note: Callable[[ClusterDifference], None], *, changes: bool
+    async def _apply_buckets(
+        self, node: NodeEntry, pages: NodePages, report: Callable[[ClusterDifference], None], *, changes: bool
     ) -> set[str]:
-        """Create the buckets and users of a node. Return the buckets that it lacked."""
-        options = self._file.make_address("default", (node,)).options
-        tls = make_tls_context(options) if node.url.startswith("couchbases:") else None
-        pages = NodePages(node.http_endpoint, self._file.login, tls, options.retry_seconds)
+        """Create the buckets that a node lacks, and return their names."""
         present, missing = await pages.read_buckets(), set()
         for bucket in self._file.buckets:
-            expected, found = f"{bucket.vbuckets} vbuckets", present.get(bucket.name)
-            if found is None:
+            difference = compare_bucket(bucket, node.name, present)
+            if difference is not None:
                 missing.add(bucket.name)
-                note(ClusterDifference(f"bucket {bucket.name} at {node.name}", "missing", expected))
+                report(difference)
                 if changes:
                     await pages.create_bucket(bucket.name, bucket.vbuckets, bucket.replicas)
-            elif found != bucket.vbuckets:
-                raise UsageError(f"bucket {bucket.name} at {node.name}: {found} vbuckets, expected {bucket.vbuckets}")
-        users = await pages.read_users() if self._file.users else {}
-        for user in self._file.users:
-            roles = users.get(user.name)
-            if roles != frozenset(user.roles):
-                shown = "missing" if roles is None else f"roles {', '.join(sorted(roles))}"
-                expected = f"roles {', '.join(user.roles)}"
-                note(ClusterDifference(f"user {user.name} at {node.name}", shown, expected))
-                if changes:
-                    await pages.put_user(read_password(self._file, user), user.roles)
         return missing
 
-    async def _place(self, bucket: BucketEntry, note: Callable[[ClusterDifference], None], *, changes: bool) -> None:
-        """Spread the vbuckets and replicas of a bucket over the nodes of the file."""
-        async with self._open_map(bucket, self._file) as publisher:
-            layout = publisher.layout
-            endpoints = {node.endpoint for node in self._file.nodes}
-            alone = [at for at in publisher.list_endpoints(layout) if at not in endpoints]
-            if alone:
-                raise UsageError(
-                    f"the map of {bucket.name} has node {format_endpoint(*alone[0])}, expected the nodes of "
-                    f"{self._file.path}: add it there, or use `penstock cluster remove` or `penstock cluster failover`"
-                )
-            differs = False
-            moves = plan_moves(publisher)
-            if moves:
-                differs = True
-                count = sum(len(each.vbuckets) for each in moves)
-                note(ClusterDifference(f"bucket {bucket.name}", f"{count} vbuckets to move", "an even spread"))
-            after = layout.set_replicas(plan_replicas(layout.chains, len(layout.nodes), bucket.replicas))
-            if not moves and list_replicas(after, tls=publisher.tls) != list_replicas(layout, tls=publisher.tls):
-                differs = True
-                found = f"{sum(place >= 0 for chain in layout.chains for place in chain[1:])} replicas"
-                note(ClusterDifference(f"bucket {bucket.name}", found, f"{bucket.replicas} of each vbucket, evenly"))
-            if changes and differs:
-                await self._move_all(publisher, self._file.make_address(bucket.name), bucket)
+    async def _apply_users(
+        self, node: NodeEntry, pages: NodePages, report: Callable[[ClusterDifference], None], *, changes: bool
+    ) -> int:
+        """Create and change the users of a node. Return the number of differences."""
+        present, found = await pages.read_users() if self._file.users else {}, 0
+        for user in self._file.users:
+            difference = compare_user(user, node.name, present)
+            if difference is not None:
+                found += 1
+                report(difference)
+                if changes:
+                    await pages.put_user(read_password(self._file, user), user.roles)
+        return found
 
-    async def _move_all(
-        self, publisher: MapPublisher, address: Address, bucket: BucketEntry, leaving: list[NodeEntry] | None = None
-    ) -> None:
+    async def _place(self, bucket: BucketEntry, report: Callable[[ClusterDifference], None], *, changes: bool) -> int:
+        """Spread the vbuckets and replicas of a bucket over the nodes of the file.
+
+        Returns:
+            The number of differences.
+        """
+        async with self._open_map(bucket, self._file) as publisher:
+            self._check_nodes(bucket, publisher.list_endpoints(publisher.layout))
+            reports = await asyncio.gather(*map(read_report, _list_controls(publisher)))
+            # Each node of a new bucket has all vbuckets: they are no difference of their own.
+            strays = find_strays(publisher.layout, reports) if publisher.has_shared_map else [set() for _ in reports]
+            found = compare_places(bucket, publisher.layout, strays)
+            for difference in found:
+                report(difference)
+            if changes and found:
+                if not publisher.has_shared_map and not any(map(_has_changes, reports)):
+                    await _spread_empty(publisher)
+                for control in _list_controls(publisher):
+                    await release_strays(publisher, control)
+                await self._move_all(publisher, bucket)
+            return len(found)
+
+    def _check_nodes(self, bucket: BucketEntry, mapped: Iterable[Endpoint]) -> None:
+        """Raise UsageError if a map has a node that the file does not have."""
+        known = {node.endpoint for node in self._file.nodes}
+        other = next((endpoint for endpoint in mapped if endpoint not in known), None)
+        if other is not None:
+            raise UsageError(
+                f"the map of {bucket.name} has node {format_endpoint(*other)}, expected the nodes of "
+                f"{self._file.path}: add it there, or use `penstock cluster remove` or `penstock cluster failover`"
+            )
+
+    async def _move_all(self, publisher: MapPublisher, bucket: BucketEntry, leaving: Collection[Endpoint] = ()) -> None:
         """Spread vbuckets and replicas over the nodes of a map that do not leave it."""
-        gone = [node.endpoint for node in leaving or ()]
+        address = self._file.make_address(bucket.name)
         mover = VbucketMover(publisher, address, lambda moved: self._report(bucket.name, moved))
-        for moves in plan_moves(publisher, gone):
+        for moves in plan_moves(publisher, leaving):
             await mover.move(*moves)
         async with MapReplication(address, planned={}) as replication:
-            await place_replicas(publisher, replication, bucket.replicas, gone)
+            await place_replicas(publisher, replication, bucket.replicas, leaving)
 
 
-async def _read_report(control: NodeControl) -> NodeReport | None:
+async def _run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run works together. The failure of one ends the others, and is raised."""
+    tasks = [asyncio.ensure_future(work) for work in works]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _list_controls(publisher: MapPublisher) -> list[NodeControl]:
+    return [publisher.get_control(endpoint) for endpoint in publisher.list_endpoints(publisher.layout)]
+
+
+async def _spread_empty(publisher: MapPublisher) -> None:
+    """Give each node its share of a new bucket's vbuckets by a map alone, without moves."""
+    layout = publisher.layout
+    moves = plan_balance([chain[0] for chain in layout.chains], len(layout.nodes))
+    await publisher.publish(layout.set_owners({move.vbucket: move.target for move in moves}))
+
+
+def _has_changes(report: NodeReport) -> bool:
+    return any(report.seqnos.values())
+
+
+async def _try_report(control: NodeControl) -> NodeReport | None:
     """Return the vbuckets of a node; None if it does not answer."""
     try:
-        return NodeReport(await control.read_states(), await control.read_seqnos())
+        return await read_report(control)
     except (OSError, Error):
         return None

@@ -12,22 +12,26 @@ import socket
 from collections.abc import Sequence
 from dataclasses import replace
 from enum import Enum
+from types import TracebackType
+from typing import Never, Self
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, make_unique_suffix, open_session
 from penstock.client.connect.handshake import DOCUMENTS
+from penstock.client.connect.node_link import UNKNOWN_COMMAND_STATUSES
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import ConnectionClosed, Unreachable, UsageError
+from penstock.client.replication.replica_consumers import list_connections
+from penstock.errors import ConnectionClosed, OperationTimeout, Unreachable, UsageError
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.messages.dcp import Open
 
 __all__ = ["LockRole", "OrchestratorLock"]
 
-_PREFIX = "penstock-orchestrator"
-_STAT_PREFIX = "eq_dcpq:"
 _POLLS, _POLL_SECONDS = 20, 0.1
 """A node needs a moment to see that a killed program has closed its connection."""
+_HOLD_SECONDS = 1.0
+"""Time between two attempts to hold the lock at nodes that have restarted."""
 
 
 class LockRole(Enum):
@@ -43,7 +47,7 @@ class LockRole(Enum):
 
 
 class OrchestratorLock:
-    """The connections of one program, by which others know that it does the work of a role."""
+    """The connections of one program, by which others know that it does the work of a role. Leaving it releases it."""
 
     def __init__(self, address: Address, role: LockRole) -> None:
         """Create a lock that is not held anywhere.
@@ -52,60 +56,62 @@ class OrchestratorLock:
             address: the bucket; its options and credentials are used for all nodes.
             role: the work.
         """
-        self._address = replace(address, options=replace(address.options, retry_seconds=0.0))
-        self._prefix = f"{_PREFIX}:{role.value}:"
+        self._address = address.with_retries(0.0)
+        self._prefix = f"penstock-orchestrator:{role.value}:"
         self._name = f"{self._prefix}{socket.gethostname()[:64]}:{os.getpid()}:{make_unique_suffix()}"
         self._sessions: dict[Endpoint, ClientSession] = {}
 
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for session in self._sessions.values():
+            await session.link.close()
+
     async def take(self, endpoints: Sequence[Endpoint]) -> None:
-        """Hold the lock at these nodes. Nodes that do not answer are left out, those that hold it already stay.
+        """Hold the lock at these nodes. Nodes that do not answer are left out, and those that have no DCP.
 
         Raises:
-            UsageError: another program holds it at a node. Then this program holds it nowhere.
+            UsageError: another program holds it at a node.
         """
-        try:
-            for endpoint in endpoints:
-                held = self._sessions.get(endpoint)
-                if held is None or held.link.closed.done():
+        for endpoint in endpoints:
+            held = self._sessions.get(endpoint)
+            if held is None or held.link.closed.done():
+                try:
                     await self._take_at(endpoint)
-        except BaseException:
-            await self.close()
-            raise
+                except (OSError, Unreachable, ConnectionClosed, OperationTimeout):
+                    continue
 
-    async def close(self) -> None:
-        """Release the lock."""
-        sessions, self._sessions = self._sessions, {}
-        for session in sessions.values():
-            await session.link.close()
+    async def hold(self, endpoints: Sequence[Endpoint]) -> Never:
+        """Take the lock again at nodes that have restarted, until the task is cancelled.
+
+        Raises:
+            UsageError: as in `take`.
+        """
+        while True:
+            await asyncio.sleep(_HOLD_SECONDS)
+            await self.take(endpoints)
 
     async def _take_at(self, endpoint: Endpoint) -> None:
         address = replace(self._address, hosts=(endpoint,))
-        try:
-            session = self._sessions[endpoint] = await open_session(address, DOCUMENTS)
-            request = Open(key=self._name.encode(), flags=OpenFlag.PRODUCER)
-            await session.link.request(request, address.options.connect_timeout)
-            async with NodeControl(address) as control:
-                await self._wait_until_alone(control)
-        except (OSError, Unreachable, ConnectionClosed):
-            return
+        session = self._sessions[endpoint] = await open_session(address, DOCUMENTS)
+        request = Open(key=self._name.encode(), flags=OpenFlag.PRODUCER)
+        await session.link.request(request, address.options.connect_timeout, accept=UNKNOWN_COMMAND_STATUSES)
+        async with NodeControl(address) as control:
+            for _ in range(_POLLS):
+                other = await self._find_other(control)
+                if not other:
+                    return
+                await asyncio.sleep(_POLL_SECONDS)
+        host, process, _ = other.removeprefix(self._prefix).rsplit(":", 2)
+        raise UsageError(
+            f"process {process} of {host} drives {address.bucket!r} at {format_endpoint(*endpoint)}, "
+            "expected one orchestrator at a time"
+        )
 
-    async def _wait_until_alone(self, control: NodeControl) -> None:
-        other = await self._find_other(control)
-        for _ in range(_POLLS):
-            if other is None:
-                return
-            await asyncio.sleep(_POLL_SECONDS)
-            other = await self._find_other(control)
-        if other is not None:
-            host, process = other.removeprefix(self._prefix).split(":")[:2]
-            raise UsageError(
-                f"process {process} of {host} drives {control.address.bucket!r} at "
-                f"{format_endpoint(*control.endpoint)}, expected one orchestrator at a time"
-            )
-
-    async def _find_other(self, control: NodeControl) -> str | None:
-        """Return the name of another program's lock at a node."""
-        stats = await control.read_stats("dcp", optional=True)
-        start = _STAT_PREFIX + self._prefix
-        names = (name.removeprefix(_STAT_PREFIX).rpartition(":")[0] for name in stats if name.startswith(start))
-        return next((name for name in names if name.count(":") == self._name.count(":") and name != self._name), None)
+    async def _find_other(self, control: NodeControl) -> str:
+        """Return the name of another program's lock at a node; empty if there is none."""
+        names = list_connections(await control.read_stats("dcp", optional=True))
+        return next((name for name in names if name.startswith(self._prefix) and name != self._name), "")

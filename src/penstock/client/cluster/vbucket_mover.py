@@ -7,7 +7,7 @@ the source sends the last changes, stops to serve, and hands the ownership to th
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from enum import Enum
 from typing import NamedTuple
 
@@ -289,7 +289,8 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     """End that vbuckets are active at a node although they belong to others.
 
     A new bucket has all vbuckets active: they are empty, and deleted. A node that was failed over and returns has the
-    branch of before: these vbuckets become replicas, which roll back.
+    branch of before: these vbuckets become replicas, which roll back. Each becomes a replica first, so that no client
+    writes to it while it is compared.
 
     Args:
         publisher: the newest map of the bucket.
@@ -305,20 +306,30 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
     if strays:
         await publisher.adopt_map(node.endpoint)
-        replaced = await _find_replaced(publisher, node, strays)
-        await node.set_states(replaced, VbucketState.REPLICA)
-        strays -= replaced
-        find_new_replicas(strays, states, await node.read_seqnos(), overwrite=False)
-        await node.set_states(strays, VbucketState.REPLICA)  # no client writes to them from here on
         seqnos = await node.read_seqnos()
-        await node.set_states({vb for vb in strays if seqnos.get(vb)}, VbucketState.ACTIVE)
-        find_new_replicas(strays, states, seqnos, overwrite=False)
-        await node.delete_vbuckets(strays)
+        replaced = await _find_replaced(publisher, node, strays, seqnos)
+        find_new_replicas(strays - replaced, states, seqnos, overwrite=False)
+        await node.set_states(strays, VbucketState.REPLICA)
+        seqnos = await node.read_seqnos()
+        replaced = await _find_replaced(publisher, node, strays, seqnos)
+        rest = strays - replaced
+        await node.set_states({vb for vb in rest if seqnos.get(vb)}, VbucketState.ACTIVE)
+        find_new_replicas(rest, states, seqnos, overwrite=False)
+        await node.delete_vbuckets(rest)
 
 
-async def _find_replaced(publisher: MapPublisher, node: NodeControl, vbuckets: Collection[int]) -> set[int]:
-    """Return the vbuckets whose owners in the map are on a later branch of the node's history."""
-    layout, seqnos = publisher.layout, await node.read_seqnos()
+async def _find_replaced(
+    publisher: MapPublisher, node: NodeControl, vbuckets: Collection[int], seqnos: Mapping[int, int]
+) -> set[int]:
+    """Return the vbuckets whose owners in the map are on a later branch of the node's history.
+
+    Args:
+        publisher: the newest map of the bucket.
+        node: the node.
+        vbuckets: vbuckets of the node that belong to others.
+        seqnos: high seqnos of the node.
+    """
+    layout = publisher.layout
     filled = [vb for vb in vbuckets if seqnos.get(vb) and layout.chains[vb][0] != NO_NODE]
     logs, found = await node.read_failover_logs(filled), set()
     for place, endpoint in enumerate(publisher.list_endpoints(layout)):

@@ -10,7 +10,7 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.replication.map_layout import MapLayout
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["VbucketRow", "make_vbucket_rows"]
+__all__ = ["VbucketRow", "find_strays", "make_vbucket_rows"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +18,7 @@ class VbucketRow:
     """A vbucket of a bucket.
 
     Attributes:
+        bucket: the name of the bucket.
         vbucket: its number.
         owner: the node that the map names as its owner; empty: none.
         replicas: the nodes of its replicas in the map.
@@ -25,6 +26,7 @@ class VbucketRow:
         state: `ok`, or the fault of the vbucket in words.
     """
 
+    bucket: str
     vbucket: int
     owner: str
     replicas: tuple[str, ...]
@@ -32,18 +34,30 @@ class VbucketRow:
     state: str
 
 
-def make_vbucket_rows(layout: MapLayout, reports: Sequence[NodeReport | None]) -> list[VbucketRow]:
-    """Return a row for each vbucket.
+def find_strays(layout: MapLayout, reports: Sequence[NodeReport]) -> list[set[int]]:
+    """Return for each node the vbuckets that are active there although the map has them at others.
 
     Args:
         layout: the newest map.
+        reports: the vbuckets of each of its nodes.
+    """
+    active = ({vb for vb in report.states if report.has(vb, VbucketState.ACTIVE)} for report in reports)
+    return [found.difference(layout.list_owned(place)) for place, found in enumerate(active)]
+
+
+def make_vbucket_rows(bucket: str, layout: MapLayout, reports: Sequence[NodeReport | None]) -> list[VbucketRow]:
+    """Return a row for each vbucket.
+
+    Args:
+        bucket: the name of the bucket.
+        layout: the newest map.
         reports: the vbuckets of each of its nodes; None: the node does not answer.
     """
-    return [_make_row(vbucket, chain, layout, reports) for vbucket, chain in enumerate(layout.chains)]
+    return [_make_row(bucket, vbucket, chain, layout, reports) for vbucket, chain in enumerate(layout.chains)]
 
 
 def _make_row(
-    vbucket: int, chain: Sequence[int], layout: MapLayout, reports: Sequence[NodeReport | None]
+    bucket: str, vbucket: int, chain: Sequence[int], layout: MapLayout, reports: Sequence[NodeReport | None]
 ) -> VbucketRow:
     owner, *places = chain
     copies = [place for place in places if place != NO_NODE]
@@ -55,6 +69,7 @@ def _make_row(
         if source is not None and report is not None and report.has(vbucket, VbucketState.REPLICA):
             lag[layout.nodes[place].address] = max(0, high - report.seqnos.get(vbucket, 0))
     return VbucketRow(
+        bucket,
         vbucket,
         "" if owner == NO_NODE else layout.nodes[owner].address,
         tuple(layout.nodes[place].address for place in copies),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 from urllib.parse import parse_qsl, unquote
@@ -304,6 +304,10 @@ class Address:
         if self.options.vbucket_count and self.http_hosts:
             raise UsageError("option vbucketCount with bootstrap=http, expected one of both")
 
+    def with_retries(self, seconds: float) -> Address:
+        """Return the address with another time for repeated attempts; 0 for a single attempt."""
+        return replace(self, options=replace(self.options, retry_seconds=seconds))
+
     def __str__(self) -> str:
         hosts = ",".join(each[0] if each == self.srv_host else format_endpoint(*each) for each in self.hosts)
         return f"couchbase{'s' * self.tls}://{hosts}/{quote_part(self.bucket)}"
@@ -341,7 +345,7 @@ def parse_address(url: str, credentials: Login | None = None) -> Address:
         raise UsageError("option certificateKey without certificate")
     is_http = options.bootstrap is Bootstrap.HTTP
     default_port = _DEFAULT_PORTS[is_http, tls]
-    places = tuple(_parse_host(text, default_port) for text in hosts.split(","))
+    places = tuple(parse_host(text, default_port) for text in hosts.split(","))
     may_have_records = options.dns_srv and not (options.vbucket_count or is_http) and _is_srv_name(hosts)
     return Address(
         hosts=places,
@@ -383,7 +387,12 @@ def _check_bucket_name(name: str) -> str:
 _HOST = re.compile(r"(\[(?P<address>[^\[\]]*)\]|(?P<name>[^\[\]:]*))(:(?P<port>[^:]*))?")
 
 
-def _parse_host(text: str, default_port: int) -> tuple[str, int]:
+def parse_host(text: str, default_port: int) -> Endpoint:
+    """Return host and port of a text such as `name:port` or `[::1]`.
+
+    Raises:
+        UsageError: the text is invalid.
+    """
     parts = _HOST.fullmatch(text)
     if parts is None:
         raise UsageError(f"host {text!r} in the connection string, expected name:port or [IPv6 address]:port")

@@ -23,7 +23,7 @@ from penstock.errors import (
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.kv import GetClusterConfig
 
-__all__ = ["NoClusterMap", "request_cluster_map", "request_http_map"]
+__all__ = ["NoClusterMap", "check_http_secrecy", "request_cluster_map", "request_http_map"]
 
 
 class NoClusterMap(BucketNotServed):
@@ -92,7 +92,7 @@ async def request_http_map(address: Address, hosts: Sequence[Endpoint] = ()) -> 
     tls = make_tls_context(options) if address.tls else None
     failure: Exception | None = None
     for host, port in hosts or address.http_hosts:
-        _check_secrecy(address, host)
+        check_http_secrecy(address, host)
         try:
             text = await fetch_bucket_map(
                 (host, port), address.bucket, address.credentials, tls, options.connect_timeout
@@ -108,7 +108,7 @@ async def request_http_map(address: Address, hosts: Sequence[Endpoint] = ()) -> 
     raise failure
 
 
-def _check_secrecy(address: Address, host: str) -> None:
+def check_http_secrecy(address: Address, host: str) -> None:
     """Raise UsageError if others could read the login that is sent over HTTP."""
     credentials, is_local = address.credentials, host in ("127.0.0.1", "::1", "localhost")
     if credentials is None or address.tls:
@@ -117,8 +117,7 @@ def _check_secrecy(address: Address, host: str) -> None:
         raise UsageError("a token is sent over TLS only, expected couchbases://")
     if credentials.password and not (is_local or address.options.allow_plain):
         raise UsageError(
-            f"the cluster map over HTTP needs the password unencrypted at {host}; expected couchbases://, or the "
-            "option allowPlain"
+            f"HTTP needs the password unencrypted at {host}; expected couchbases://, or the option allowPlain"
         )
 
 

@@ -27,7 +27,7 @@ from penstock.names import quote_part
 if TYPE_CHECKING:
     import h11
 
-__all__ = ["HTTP_PORT", "HTTP_TLS_PORT", "MOST_MAP_BYTES", "fetch_bucket_map"]
+__all__ = ["HTTP_PORT", "HTTP_TLS_PORT", "MOST_MAP_BYTES", "fetch_bucket_map", "make_authorization"]
 
 HTTP_PORT, HTTP_TLS_PORT = 8091, 18091
 _PAGES = ("/pools/default/bs/", "/pools/default/bucketsStreaming/")
@@ -63,7 +63,7 @@ async def fetch_bucket_map(
     peer = format_endpoint(*endpoint)
     headers = [("host", peer), ("accept", "application/json"), ("connection", "close")]
     if credentials is not None:
-        headers.append(("authorization", await _make_authorization(credentials)))
+        headers.append(("authorization", await make_authorization(credentials)))
     try:
         async with asyncio.timeout(timeout):
             for page in _PAGES:
@@ -93,7 +93,8 @@ async def fetch_bucket_map(
     return text
 
 
-async def _make_authorization(credentials: Login) -> str:
+async def make_authorization(credentials: Login) -> str:
+    """Return the header `authorization` of a login."""
     if isinstance(credentials, Credentials):
         return "Basic " + b64encode(f"{credentials.username}:{credentials.password}".encode()).decode()
     return "Bearer " + await asyncio.to_thread(credentials.get_token)

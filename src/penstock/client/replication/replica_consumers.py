@@ -2,24 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from penstock.client.replication.node_control import NodeControl
 from penstock.errors import KeyNotFound, StatusError, UsageError
 from penstock.wire.messages.kv import CloseProducer
 
-__all__ = ["close_consumer", "find_consumers"]
+__all__ = ["close_consumer", "find_consumers", "list_connections"]
 
-_PREFIX = "eq_dcpq:"
+_PREFIX, _TYPE = "eq_dcpq:", ":type"
 
 
 async def find_consumers(node: NodeControl, vbuckets: Collection[int]) -> set[str]:
     """Return the names of the DCP connections that fill vbuckets of a node."""
     stats = await node.read_stats("dcp")
-    names = {name.removesuffix(":type") for name, value in stats.items() if value == "consumer"}
+    names = {name for name, role in list_connections(stats).items() if role == "consumer"}
     ends = tuple(f":stream_{vbucket}_state" for vbucket in vbuckets)
-    found = {name.rpartition(":")[0] for name in stats if name.endswith(ends)}
-    return {name.removeprefix(_PREFIX) for name in found & names}
+    return names & {name.removeprefix(_PREFIX).rpartition(":")[0] for name in stats if name.endswith(ends)}
+
+
+def list_connections(stats: Mapping[str, str]) -> dict[str, str]:
+    """Return the DCP connections in the statistics of group `dcp`: name -> `producer` or `consumer`."""
+    return {
+        name.removeprefix(_PREFIX).removesuffix(_TYPE): role
+        for name, role in stats.items()
+        if name.startswith(_PREFIX) and name.endswith(_TYPE)
+    }
 
 
 async def close_consumer(node: NodeControl, name: str) -> None:

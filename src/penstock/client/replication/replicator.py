@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from operator import methodcaller
 from types import TracebackType
 from typing import Self, TypeVar
@@ -381,12 +381,11 @@ class Replicator:
 
         Nodes without a relay are not asked. So a node that is down delays nothing but the vbuckets that it owns.
         """
-        relay, options = self._relays.get(endpoint), self._source.options
+        relay = self._relays.get(endpoint)
         if relay is None:
             return None
         if endpoint not in self._sources:
-            address = replace(self._source, options=replace(options, retry_seconds=0.0))
-            self._sources[endpoint] = NodeControl(address, endpoint, self._purpose)
+            self._sources[endpoint] = NodeControl(self._source.with_retries(0.0), endpoint, self._purpose)
         try:
             return await ask(self._sources[endpoint])
         except Unreachable as error:
@@ -400,7 +399,6 @@ class Replicator:
 
 async def _check_source(source: Address, endpoint: Endpoint, target: NodeControl) -> None:
     """Raise UsageError if a node of the source is the target under another name."""
-    address = replace(source, options=replace(source.options, retry_seconds=0.0))
     with contextlib.suppress(OSError, Unreachable, ConnectionClosed, TemporaryFailure):  # the stream reports these
-        async with NodeControl(address, endpoint) as control:
+        async with NodeControl(source.with_retries(0.0), endpoint) as control:
             await check_other_node(control, target)

@@ -84,7 +84,7 @@ def agree_on_features(session: Session, request: Hello) -> bytes:
     """
     session.parked.check_empty()
     granted = negotiate_features(unpack_features(request.value))
-    session.set_agent(parse_agent(request.key))
+    session.agent = parse_agent(request.key)
     session.set_features(frozenset(granted))
     return encode_reply(request, value=pack_features(granted))
 

@@ -9,7 +9,6 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sized
-from itertools import count
 from typing import Final, Protocol
 
 from penstock.node.auth import Users
@@ -43,7 +42,6 @@ class RegisteredSession(Protocol):
         bucket: the selected bucket, or None.
         features: HELLO features that client and node agreed on.
         agent: the client program, from HELLO.
-        agent_order: increases in the order in which connections have given their agent; 0 before HELLO.
     """
 
     host: str
@@ -51,7 +49,6 @@ class RegisteredSession(Protocol):
     bucket: ServedBucket | None
     features: frozenset[int]
     agent: ClientAgent
-    agent_order: int
 
     @property
     def user(self) -> str | None:
@@ -117,7 +114,6 @@ class ConnectionRegistry:
         self.open_connections: dict[RegisteredConnection, int] = {}
         self.total = 0
         self.refusals: Counter[int] = Counter()
-        self._agent_orders = count(1)
         self._loop = loop
         self._options = options
         self._users = users
@@ -162,10 +158,6 @@ class ConnectionRegistry:
     def end_login_wait(self, connection: RegisteredConnection) -> None:
         """Note that a connection has logged in."""
         self._unauthenticated.remove(connection, connection.session.host)
-
-    def take_agent_order(self) -> int:
-        """Return the next number for a connection that gives its agent."""
-        return next(self._agent_orders)
 
     def close_bucket_connections(self, bucket: ServedBucket) -> None:
         """Close the connections that have selected a bucket."""

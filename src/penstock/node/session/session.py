@@ -158,7 +158,6 @@ class Session:
         endpoint: the producer or the consumer of the change streams. None until the first change-stream request.
         host, peer: the client's address without and with its port.
         agent: the client program, from HELLO.
-        agent_order: increases in the order in which the node's connections have given their agent; 0 before HELLO.
     """
 
     def __init__(self, node: NodeServices, listener: Listener, output: Output, choose_handlers: HandlerChoice) -> None:
@@ -184,7 +183,6 @@ class Session:
         self.endpoint: SessionEndpoint | None = None
         self.host = self.peer = ""
         self.agent = ClientAgent()
-        self.agent_order = 0
         self._choose_handlers = choose_handlers
         self._view = ManifestView()
 
@@ -317,12 +315,6 @@ class Session:
         self.meta_key = self._make_key_reader(Privilege.META_WRITE)
 
     # Requests of the client
-
-    def set_agent(self, agent: ClientAgent) -> None:
-        """Note the client program. The order stays while the name stays, since programs use it as a lock."""
-        if agent.name != self.agent.name:
-            self.agent_order = self.node.connections.take_agent_order()
-        self.agent = agent
 
     def set_features(self, features: frozenset[int]) -> None:
         """Use these features, and no others, from now on."""

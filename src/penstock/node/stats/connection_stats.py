@@ -54,7 +54,7 @@ def _build_connection(connection: RegisteredConnection, number: int) -> dict[str
         "protocol": "memcached",
         "bucket": None if session.bucket is None else session.bucket.store.name,
         **({"user": {"name": session.user}} if session.user is not None else {}),
-        **({"agent_name": agent.name, "agent_order": session.agent_order} if agent.name else {}),
+        **({"agent_name": agent.name} if agent.name else {}),
         **({"connection_id": agent.connection_id} if agent.connection_id else {}),
         "type": session.stream_role or "normal",
         "features": [Feature(feature).name.lower() for feature in sorted(session.features)],

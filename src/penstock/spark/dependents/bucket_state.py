@@ -99,7 +99,7 @@ class BucketAnswers:
         if self._patience is None:
             return address
         seconds = min(self._patience, address.options.retry_seconds)
-        return replace(address, options=replace(address.options, retry_seconds=seconds))
+        return address.with_retries(seconds)
 
     def _run(self, work: Coroutine[Any, Any, T], address: Address) -> T:
         """Return the result of requests to a bucket.
@@ -137,7 +137,7 @@ async def _check_target(address: Address, scope: str | None, collection: str | N
         UsageError: its conflict resolution differs.
     """
     # One attempt: a node that is away is no reason to wait, because changes are sent again.
-    async with Bucket(replace(address, options=replace(address.options, retry_seconds=0.0))) as bucket:
+    async with Bucket(address.with_retries(0.0)) as bucket:
         if scope is not None or collection is not None:
             manifests = await bucket.node_reports.manifests()
             known = max(map(parse_manifest, manifests), key=lambda each: each.uid, default=None)
