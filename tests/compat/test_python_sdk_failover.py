@@ -12,54 +12,18 @@ from penstock.client.blocking import LoopThread
 from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.cluster.map_replication import MapReplication, place_replicas
 from penstock.client.cluster.node_failover import fail_over
-from penstock.errors import Error
 from tests.compat.installed import require_package
-from tests.node.serve_process import make_address, run_processes, wait_for
+from tests.compat.kept_writer import KeptWriter, wait_for_more
+from tests.node.serve_process import make_address, run_processes
 from tests.patience import PATIENCE
 
 require_package("couchbase")
 
 from couchbase.durability import DurabilityLevel, ServerDurability
-from couchbase.exceptions import CouchbaseException
 from couchbase.options import UpsertOptions
 
 DURABLE = ServerDurability(DurabilityLevel.MAJORITY)
 TIMEOUT = timedelta(seconds=10)
-MORE = 10
-
-
-class KeptWriter:
-    """Writes documents with new keys, one after the other, and goes on after errors.
-
-    Attributes:
-        name: begins the keys.
-        written: the keys whose writes were acknowledged.
-    """
-
-    def __init__(self, name, upsert):
-        self.name = name
-        self.written: list[str] = []
-        self._upsert = upsert
-
-    def run(self, over):
-        number = 0
-        while not over.is_set():
-            key = f"{self.name}-{number}"
-            number += 1
-            try:
-                self._upsert(key)
-            except (CouchbaseException, Error):
-                continue  # it is not known whether the document was written
-            self.written.append(key)
-
-
-def wait_for_more(writers):
-    """Wait until each writer has written some more documents."""
-    known = [len(writer.written) for writer in writers]
-    wait_for(
-        lambda: all(len(writer.written) >= before + MORE for writer, before in zip(writers, known, strict=True)),
-        "documents of all writers",
-    )
 
 
 @pytest.fixture
