@@ -1,4 +1,4 @@
-"""Couchbase's Python SDK writes while `penstock cluster` fails a node over, takes it back, and removes a second node."""
+"""The Python SDK writes while `penstock cluster` fails a node over, takes it back, and removes a second node."""
 
 import subprocess
 import sys
