@@ -19,7 +19,7 @@ from penstock.extras import describe_missing_extra
 
 SOURCE = Path(__file__).parent.parent / "src"
 MOST_MODULES = 15
-MOST_METHODS = 20
+MOST_METHODS = 22
 MOST_LINES = 500
 MOST_FUNCTION_LINES = 40
 MOST_COMPLEXITY = 12

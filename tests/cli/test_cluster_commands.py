@@ -19,6 +19,7 @@ from penstock.client.login.credentials import Credentials
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import list_connections
 from penstock.errors import RemoteProtocolError, UsageError
+from penstock.wire.codec.constants import VbucketState
 from tests.node.serve_process import run_processes
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
@@ -84,6 +85,13 @@ def wait_for_replicas(process, count):
             return
 
 
+async def wait_for_the_map(process):
+    """Wait until a node that was failed over has no vbucket active: `cluster run` gives it the newest map."""
+    async with NodeControl(parse_address(url([process]))) as control:
+        while VbucketState.ACTIVE in (await control.read_states()).values():
+            pass
+
+
 @pytest.mark.process
 @pytest.mark.long
 def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
@@ -108,6 +116,7 @@ def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
         assert read(processes[:2]) == {b"three nodes"}
         write(processes[:2], b"two nodes")
         processes[2].start()
+        asyncio.run(asyncio.wait_for(wait_for_the_map(processes[2]), PATIENCE))
         check = run("cluster", "apply", file, "--check")
         assert (check.code, "vbuckets to move" in check.out) == (1, True)
         assert run("cluster", "apply", file).code == 0

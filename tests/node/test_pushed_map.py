@@ -1,6 +1,7 @@
 """A cluster map from outside: the node serves it everywhere, never goes back, and keeps it over a restart."""
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,21 @@ from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.cluster import SetClusterConfig
-from penstock.wire.messages.kv import Get, GetClusterConfig, Hello, SetVbucket, pack_features
+from penstock.wire.messages.kv import (
+    Append,
+    Delete,
+    DelWithMeta,
+    Get,
+    GetClusterConfig,
+    GetMeta,
+    Hello,
+    Set,
+    SetVbucket,
+    SetWithMeta,
+    Touch,
+    pack_features,
+)
+from penstock.wire.messages.subdoc import SubdocLookup
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 
@@ -181,3 +196,107 @@ def test_vbuckets_of_a_pushed_map_and_replicas_survive_a_restart(tmp_path):
         client.ask(SetVbucket(vbucket=0, state=active))
     with running() as node:
         assert list_vbuckets(node) == [active, None, active, active]
+
+
+def make_shared_map(revision, chains, this=0):
+    """Return a map of two nodes, of which the one with the number `this` receives it."""
+    document = make_map(revision)
+    document["nodesExt"] = [
+        {"services": {"kv": kv}, "hostname": "a", **({"thisNode": True} if at == this else {})}
+        for at, kv in enumerate((1, 2))
+    ]
+    document["vBucketServerMap"] |= {"numReplicas": 1, "serverList": ["a:1", "a:2"], "vBucketMap": chains}
+    return document
+
+
+def list_states(node):
+    return node.call(lambda: [vbucket.history.state for vbucket in node.buckets["beer"].store.vbuckets])
+
+
+A, R, P, D = VbucketState
+KEPT = [[0, -1]] * 4
+OTHERS = [[1, -1]] * 4
+READ = (Get(key=b"k"), GetMeta(key=b"k"), Touch(key=b"k", expiry=0), SubdocLookup.for_path(b"p", key=b"k"))
+WRITE = (
+    Set(key=b"k", value=b"v"),
+    Delete(key=b"k"),
+    Append(key=b"k", value=b"v"),
+    SetWithMeta(key=b"k", value=b"v", flags=0, expiry=0, rev_seqno=1, new_cas=1),
+    DelWithMeta(key=b"k", flags=0, delete_time=0, rev_seqno=2, new_cas=2),
+)
+
+
+def list_refused(client, vbucket):
+    """Return the requests that a vbucket refuses because it belongs to another node."""
+    found = (client.ask(replace(request, vbucket=vbucket)).specific for request in (*READ, *WRITE))
+    return [status == Status.NOT_MY_VBUCKET for status in found]
+
+
+def test_map_ends_the_vbuckets_that_it_gives_to_another_node(node, client):
+    client.status(SetVbucket(vbucket=2, state=R))
+    assert push(client, make_shared_map(10, [[0, -1], [1, 0], [1, -1], [-1, -1]])) == Status.SUCCESS
+    assert list_states(node) == [A, R, R, A]
+    client.status(SetVbucket(vbucket=1, state=A))
+    assert push(client, make_shared_map(11, [[0, -1], [1, -1], [1, -1], [-1, -1]])) == Status.SUCCESS
+    assert list_states(node) == [A, D, R, A]
+    assert [any(list_refused(client, vbucket)) for vbucket in range(4)] == [False, True, True, True]
+    assert all(list_refused(client, 1) + list_refused(client, 3))
+
+
+def test_vbucket_is_served_once_the_map_names_its_node(node, client):
+    """An orchestrator makes a vbucket active before it publishes the map."""
+    push(client, make_shared_map(10, OTHERS))
+    assert client.status(SetVbucket(vbucket=2, state=A)) == Status.SUCCESS
+    assert all(list_refused(client, 2))
+    assert push(client, make_shared_map(10, OTHERS)) == Status.SUCCESS  # the same map takes nothing
+    assert list_states(node) == [D, D, A, D]
+    assert push(client, make_shared_map(11, KEPT)) == Status.SUCCESS
+    assert not any(list_refused(client, 2))
+    assert client.get(b"k", vbucket=0).specific == Status.NOT_MY_VBUCKET  # it is dead
+
+
+def test_owners_end_at_the_next_map_and_not_at_an_older_one(node, client):
+    assert push(client, make_shared_map(10, KEPT)) == Status.SUCCESS
+    assert push(client, make_shared_map(9, OTHERS)) == Status.KEY_EEXISTS
+    assert list_states(node) == [A] * 4
+    assert push(client, make_shared_map(11, OTHERS)) == Status.SUCCESS
+    assert list_states(node) == [D] * 4
+
+
+@pytest.mark.parametrize(
+    ("chains", "this", "states"),
+    [
+        ([[1, 0]] * 4, None, [A] * 4),
+        ([[-1, -1]] * 4, 0, [A] * 4),
+        ([[0, 1]] * 9, 0, [A] * 4),
+        ([[0, 1]] * 2, 0, [A] * 4),
+        ([], 0, [A] * 4),
+        ([[7, 0]] * 4, 0, [A] * 4),
+    ],
+    ids=["no node is marked", "no owner", "more vbuckets", "fewer vbuckets", "no vbuckets", "unknown node"],
+)
+def test_map_that_gives_no_vbucket_to_another_node_ends_none(node, client, chains, this, states):
+    assert push(client, make_shared_map(10, chains, this)) == Status.SUCCESS
+    assert list_states(node) == states
+
+
+def test_vbuckets_of_other_nodes_stay_refused_after_a_restart(tmp_path):
+    def running():
+        return Node.running(["beer"], vbuckets=4, data_dir=tmp_path)
+
+    with running() as node, connected(node, "beer") as client:
+        assert push(client, make_shared_map(10, [[0, 1], [1, 0], [1, -1], [-1, -1]])) == Status.SUCCESS
+        assert client.status(SetVbucket(vbucket=1, state=A)) == Status.SUCCESS
+        assert client.status(SetVbucket(vbucket=2, state=R)) == Status.SUCCESS
+    with running() as node, connected(node, "beer") as client:
+        assert list_states(node) == [A, R, R, A]
+        assert [any(list_refused(client, vbucket)) for vbucket in range(4)] == [False, True, True, True]
+
+
+def test_map_without_vbuckets_lets_clients_use_all(node, client):
+    push(client, make_shared_map(10, [[-1, -1]] * 4))
+    assert all(list_refused(client, 0))
+    plain = make_map(11)
+    del plain["vBucketServerMap"]
+    push(client, plain)
+    assert not any(list_refused(client, 0))

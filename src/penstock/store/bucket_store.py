@@ -34,8 +34,6 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["BucketStats", "BucketStore"]
 
-_ACTIVE = VbucketState.ACTIVE  # looking a member of an enum up takes longer than the rest of `find`
-
 
 class BucketStats(NamedTuple):
     """The totals over all vbuckets of a bucket.
@@ -182,7 +180,7 @@ class BucketStore:
     def _recover(self, found: FoundFiles, log: DurableLog) -> None:
         self.recovery_summary = recover_vbuckets(log, self.vbuckets, found)
         for vbucket in self.vbuckets:
-            if vbucket.history.state is _ACTIVE:
+            if vbucket.history.state is VbucketState.ACTIVE:
                 with suppress(*REFUSED):  # then the vbucket stays behind
                     self.rollout.catch_up(vbucket.id)
             elif vbucket.collections.manifest_uid is None:
@@ -190,13 +188,13 @@ class BucketStore:
         finish_opening(log, self.record, found)
 
     def find(self, vbucket: int) -> Vbucket:
-        """Return an active vbucket.
+        """Return a vbucket that clients may use.
 
         Raises:
-            NotMyVbucket: no active vbucket has this number.
+            NotMyVbucket: no active vbucket of this node has this number.
         """
         vbuckets = self.vbuckets
-        if vbucket < len(vbuckets) and (found := vbuckets[vbucket]).history.state is _ACTIVE:
+        if vbucket < len(vbuckets) and (found := vbuckets[vbucket]).history.is_served:
             return found
         raise NotMyVbucket(vbucket=vbucket)
 

@@ -85,12 +85,14 @@ def compare_places(bucket: BucketEntry, layout: MapLayout, strays: Sequence[Iter
     Args:
         bucket: the bucket.
         layout: the newest map.
-        strays: for each node of the layout, the vbuckets that are active there although they belong to others.
+        strays: for each node of the layout, the vbuckets that are active or dead there although they belong to others.
     """
     subject, count = f"bucket {bucket.name}", len(layout.nodes)
     found = [
         ClusterDifference(
-            f"{subject} at {node.address}", f"active vbuckets {format_ranges(sorted(extra), ', ')}", "replicas"
+            f"{subject} at {node.address}",
+            f"vbuckets {format_ranges(sorted(extra), ', ')} of other nodes",
+            "replicas alone",
         )
         for node, extra in zip(layout.nodes, strays, strict=True)
         if extra

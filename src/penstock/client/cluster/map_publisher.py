@@ -18,6 +18,7 @@ from penstock.client.replication.map_layout import (
     find_next_version,
     make_map_document,
     read_map_layout,
+    read_own_node,
 )
 from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.errors import KeyExists, RemoteProtocolError
@@ -82,7 +83,7 @@ class MapPublisher:
         """Read the map of a node. The newest map that several nodes share is used, also after nodes have left it.
 
         A node that stands alone is added to the layout: its own map has that node only, and every vbucket there. So is
-        a node whose map is older.
+        a node whose map is older, or gives it nothing.
 
         Raises:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
@@ -100,14 +101,24 @@ class MapPublisher:
             )
         version, is_shared = find_next_version([document]), _is_shared(document)
         own = [node for node in layout.nodes if not is_shared or node.is_at(endpoint)]
+        outside = self._find_outside(document, endpoint, layout)
         may_replace = all(layout.find_node(node.endpoint) >= 0 for node in known.nodes)
         may_replace = may_replace or (is_shared and self.has_shared_map)
         if version > self._version and may_replace:
-            self._base, self._version, self.layout = document, version, layout.add_nodes(self._alone)
+            self._base, self._version = document, version
+            self.layout = layout.add_nodes([*self._alone, *outside])
         else:
-            self.layout = known.add_nodes(own)
-        self._alone += () if is_shared else own
+            self.layout = known.add_nodes([*own, *outside])
+        self._alone += outside if is_shared else own
         self._documents.append(document)
+
+    def _find_outside(self, document: Mapping[str, Any], endpoint: Endpoint, layout: MapLayout) -> list[MapNode]:
+        """Return the node that has sent a map if the map gives it nothing, for example after its failover."""
+        own = read_own_node(document, endpoint)
+        if own is None:
+            return []
+        own = own.move_to(self._hidden.get(own.endpoint, own.endpoint))
+        return [own] if layout.find_node(own.endpoint) == NO_NODE else []
 
     async def publish(self, layout: MapLayout, first: Endpoint | None = None, removed: Iterable[Endpoint] = ()) -> None:
         """Send a new map to all of its nodes. A bucket that has changed otherwise keeps these changes.
@@ -127,9 +138,11 @@ class MapPublisher:
     async def _send(self, layout: MapLayout, endpoints: Iterable[Endpoint]) -> bool:
         """Send a layout with the next version. Return whether no node has a newer map."""
         version = find_next_version(self._documents)
-        shown = layout.replace_endpoints(self._shown)
+        shown, before = layout.replace_endpoints(self._shown), self.layout.replace_endpoints(self._shown)
         for endpoint in endpoints:
-            document = make_map_document(self._base, shown, version, self._shown.get(endpoint, endpoint))
+            own = self._shown.get(endpoint, endpoint)
+            outside = next((node for node in before.nodes if node.is_at(own)), None)
+            document = make_map_document(self._base, shown, version, own, outside)
             try:
                 await self.get_control(endpoint).push_map(document)
             except KeyExists:

@@ -246,18 +246,20 @@ async def place_replicas(
         await publisher.get_control(endpoint).set_chains(chains, VbucketState.ACTIVE)
     await publisher.publish(after)
     replication.adopt_map(after)
-    for endpoint, vbuckets in old.items():
-        await _delete_replicas(publisher.get_control(endpoint), vbuckets - new.get(endpoint, frozenset()))
+    for endpoint in publisher.list_endpoints(after):
+        await _delete_other_replicas(publisher.get_control(endpoint), new.get(endpoint, frozenset()))
 
 
-async def _delete_replicas(node: NodeControl, vbuckets: frozenset[int]) -> None:
-    """Delete vbuckets once no stream fills them any more, which would create them again.
+async def _delete_other_replicas(node: NodeControl, kept: frozenset[int]) -> None:
+    """Delete the replicas that the map does not name, once no stream fills them, which would create them again.
 
     A program that keeps the replicas of the map ends these streams when it has read the new map.
 
     Raises:
         OperationTimeout: a stream does not end.
     """
+    states = await node.read_states()
+    vbuckets = {vb for vb, state in states.items() if state is VbucketState.REPLICA} - kept
     for _ in range(round(node.address.options.operation_timeout / _STREAM_POLL_SECONDS) + 1):
         if not await find_consumers(node, vbuckets):
             await node.delete_vbuckets(vbuckets)

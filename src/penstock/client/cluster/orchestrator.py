@@ -16,6 +16,7 @@ from penstock.client.cluster.cluster_differences import (
     compare_user,
 )
 from penstock.client.cluster.cluster_file import BucketEntry, ClusterFile, NodeEntry, read_password
+from penstock.client.cluster.map_delivery import keep_maps_new
 from penstock.client.cluster.map_publisher import MapPublisher, open_map
 from penstock.client.cluster.map_replication import MapReplication, place_replicas
 from penstock.client.cluster.node_failover import FailoverResult, fail_over, read_report
@@ -125,7 +126,7 @@ class Orchestrator:
                     await self._move_all(publisher, replace(bucket, replicas=min(bucket.replicas, most)))
 
     async def run(self, report: Callable[[str, int, int], None]) -> None:
-        """Keep the replicas that the maps name up to date, until the task is cancelled.
+        """Keep the replicas that the maps name up to date, and the maps of nodes that return, until it is cancelled.
 
         Args:
             report: called several times a second with the bucket, its running replicas, and the changes they lack.
@@ -145,7 +146,7 @@ class Orchestrator:
                     report(name, running, lag)
 
                 replication = await stack.enter_async_context(MapReplication(address, note))
-                kept += [lock.hold(endpoints), replication.wait()]
+                kept += [lock.hold(endpoints), replication.wait(), keep_maps_new(address, endpoints)]
             await _run_all(kept)
 
     async def read_rows(self, bucket: BucketEntry) -> list[VbucketRow]:

@@ -23,7 +23,7 @@ from penstock.client.replication.node_control import NodeControl
 from penstock.client.replication.replica_consumers import close_consumer, find_consumers
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.stored_copies import wait_until_stored
-from penstock.client.replication.target_states import find_new_replicas
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import ConnectionClosed, KeyExists, OperationTimeout, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
@@ -286,36 +286,48 @@ class VbucketMover:
 
 
 async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
-    """End that vbuckets are active at a node although they belong to others.
+    """End that a node has vbuckets active or dead that belong to others.
 
-    A new bucket has all vbuckets active: they are empty, and deleted. A node that was failed over and returns has the
-    branch of before: these vbuckets become replicas, which roll back. Each becomes a replica first, so that no client
-    writes to it while it is compared.
+    A new bucket has all vbuckets active: they are empty, and deleted. A node that was failed over has the branch of
+    before, and one that has handed a vbucket over has the owner's: these become replicas. Each is dead first, so that
+    no client writes to it and no stream fills it while it is compared.
 
     Args:
         publisher: the newest map of the bucket.
         node: the node.
 
     Raises:
-        UsageError: such a vbucket has changes of another branch, which would be lost.
+        UsageError: such a vbucket has changes that its owner does not have. It stays dead, and keeps them.
         KeyExists: the node has a newer map with other places: it may own the vbucket since a failover.
     """
     layout = publisher.layout
     owned = layout.list_owned(layout.require_node(node.endpoint))
     states = await node.read_states()
-    strays = {vb for vb, state in states.items() if state is VbucketState.ACTIVE}.difference(owned)
-    if strays:
-        await publisher.adopt_map(node.endpoint)
-        seqnos = await node.read_seqnos()
-        replaced = await _find_replaced(publisher, node, strays, seqnos)
-        find_new_replicas(strays - replaced, states, seqnos, overwrite=False)
-        await node.set_states(strays, VbucketState.REPLICA)
-        seqnos = await node.read_seqnos()
-        replaced = await _find_replaced(publisher, node, strays, seqnos)
-        rest = strays - replaced
-        await node.set_states({vb for vb in rest if seqnos.get(vb)}, VbucketState.ACTIVE)
-        find_new_replicas(rest, states, seqnos, overwrite=False)
-        await node.delete_vbuckets(rest)
+    active, dead = (
+        {vb for vb, found in states.items() if found is state}.difference(owned)
+        for state in (VbucketState.ACTIVE, VbucketState.DEAD)
+    )
+    if not active and not dead:
+        return
+    await publisher.adopt_map(node.endpoint)
+    await node.set_states(active, VbucketState.DEAD)
+    seqnos = await node.read_kept_seqnos()
+    filled = {vb for vb in active | dead if seqnos.get(vb)}
+    replaced = await _find_replaced(publisher, node, filled, seqnos)
+    for vbucket in sorted(dead & filled - replaced):
+        owner = layout.chains[vbucket][0]
+        if owner != NO_NODE:
+            await wait_until_stored(vbucket, node, publisher.get_control(publisher.list_endpoints(layout)[owner]))
+            replaced.add(vbucket)
+    await node.set_states(replaced, VbucketState.REPLICA)
+    await node.delete_vbuckets((active | dead) - filled)
+    kept = sorted(filled - replaced)
+    if kept:
+        raise UsageError(
+            f"{format_endpoint(*node.endpoint)} has changes of its own in vbuckets {format_ranges(kept, ', ')}, which "
+            "belong to other nodes, expected none; they are kept, in state dead. `penstock replicate` "
+            "from their owners loses them"
+        )
 
 
 async def _find_replaced(

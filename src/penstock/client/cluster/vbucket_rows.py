@@ -13,6 +13,9 @@ from penstock.wire.codec.constants import VbucketState
 __all__ = ["VbucketRow", "find_strays", "make_vbucket_rows"]
 
 
+_STRAYS = (VbucketState.ACTIVE, VbucketState.DEAD)
+
+
 @dataclass(frozen=True, slots=True)
 class VbucketRow:
     """A vbucket of a bucket.
@@ -35,14 +38,14 @@ class VbucketRow:
 
 
 def find_strays(layout: MapLayout, reports: Sequence[NodeReport]) -> list[set[int]]:
-    """Return for each node the vbuckets that are active there although the map has them at others.
+    """Return for each node the vbuckets that are active or dead there although the map has them at others.
 
     Args:
         layout: the newest map.
         reports: the vbuckets of each of its nodes.
     """
-    active = ({vb for vb in report.states if report.has(vb, VbucketState.ACTIVE)} for report in reports)
-    return [found.difference(layout.list_owned(place)) for place, found in enumerate(active)]
+    kept = ({vb for vb, state in report.states.items() if state in _STRAYS} for report in reports)
+    return [found.difference(layout.list_owned(place)) for place, found in enumerate(kept)]
 
 
 def make_vbucket_rows(bucket: str, layout: MapLayout, reports: Sequence[NodeReport | None]) -> list[VbucketRow]:

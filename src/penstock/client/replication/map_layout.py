@@ -19,6 +19,7 @@ __all__ = [
     "make_map_document",
     "read_map_layout",
     "read_own_address",
+    "read_own_node",
 ]
 
 _ANY_HOST = "$HOST"
@@ -177,8 +178,8 @@ def read_map_layout(document: Mapping[str, Any], dialled: Endpoint) -> MapLayout
         if not all(chain and all(NO_NODE <= place < len(servers) for place in chain) for chain in chains):
             raise ValueError("a vbucket on a node that is not in serverList")
         entries = document.get("nodesExt") or [{}] * len(servers)
-        nodes = tuple(
-            _read_node(server, entries[at] if len(entries) == len(servers) else {}, dialled)
+        nodes = tuple(  # the nodes of the bucket come first in nodesExt, in the order of serverList
+            _read_node(server, entries[at] if len(entries) >= len(servers) else {}, dialled)
             for at, server in enumerate(servers)
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -198,9 +199,32 @@ def read_own_address(document: Mapping[str, Any], dialled: Endpoint) -> str:
     Raises:
         RemoteProtocolError: as in `read_map_layout`.
     """
+    own = read_own_node(document, dialled)
+    return format_endpoint(*dialled) if own is None else own.address
+
+
+def read_own_node(document: Mapping[str, Any], dialled: Endpoint) -> MapNode | None:
+    """Return the node that has sent a map, as the map marks it. It may stand behind the nodes of the bucket.
+
+    Args:
+        document: the map.
+        dialled: host and port of the connection.
+
+    Returns:
+        The node; None if the map marks none.
+
+    Raises:
+        RemoteProtocolError: as in `read_map_layout`.
+    """
     nodes, entries = read_map_layout(document, dialled).nodes, document.get("nodesExt") or []
-    marked = [node for node, entry in zip(nodes, entries, strict=False) if entry.get("thisNode")]
-    return marked[0].address if len(entries) == len(nodes) and marked else format_endpoint(*dialled)
+    marked = [at for at, entry in enumerate(entries) if entry.get("thisNode")]
+    if len(marked) != 1 or len(entries) < len(nodes):
+        return None
+    if marked[0] < len(nodes):
+        return nodes[marked[0]]
+    entry = entries[marked[0]]
+    host, port = entry.get("hostname", _ANY_HOST), entry.get("services", {}).get("kv", dialled[1])
+    return _read_node(format_endpoint(host, port), entry, dialled)
 
 
 def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapNode:
@@ -217,7 +241,9 @@ def find_next_version(documents: Iterable[Mapping[str, Any]]) -> MapVersion:
     return max(epoch, PUSHED_EPOCH), revision + 1
 
 
-def make_map_document(base: Mapping[str, Any], layout: MapLayout, version: MapVersion, own: Endpoint) -> dict[str, Any]:
+def make_map_document(
+    base: Mapping[str, Any], layout: MapLayout, version: MapVersion, own: Endpoint, outside: MapNode | None = None
+) -> dict[str, Any]:
     """Return a cluster map for one node.
 
     Args:
@@ -225,15 +251,17 @@ def make_map_document(base: Mapping[str, Any], layout: MapLayout, version: MapVe
         layout: the nodes and vbuckets.
         version: epoch and revision of the map.
         own: the node that gets the map.
+        outside: that node if the layout does not have it. It stands behind the others, and learns that it owns nothing.
     """
     epoch, revision = version
+    last = [] if outside is None or layout.find_node(own) != NO_NODE else [outside.to_dict(is_own=True)]
     rest = {name: value for name, value in base.items() if name not in ("rev", "revEpoch")}
     return {
         "rev": revision,  # in front, because some clients search the text for it
         "revEpoch": epoch,
         **rest,
         "nodes": [_make_old_entry(node) for node in layout.nodes],
-        "nodesExt": [node.to_dict(is_own=node.is_at(own)) for node in layout.nodes],
+        "nodesExt": [*(node.to_dict(is_own=node.is_at(own)) for node in layout.nodes), *last],
         "vBucketServerMap": {
             **base.get("vBucketServerMap", {}),
             "serverList": [node.address for node in layout.nodes],

@@ -133,6 +133,7 @@ class BucketList(dict[str, ServedBucket]):
             for number in _list_foreign_vbuckets(topology, served):
                 served.store.vbuckets[number].remove()
             served.set_topology(topology)
+            served.fence_vbuckets()
             self[spec.name] = served
             return served
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -19,7 +20,7 @@ from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.rollback_log import RollbackLog
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.pushed_map import PushedMap
+from penstock.node.cluster.pushed_map import OwnedVbuckets, PushedMap
 from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.sync_writes.bucket_sync_writes import BucketSyncWrites
 from penstock.node.tap_state.tap_clients import TapBucket
@@ -31,8 +32,9 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.store.definition.manifest_json import manifest_to_dict
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.vbucket_changes import REFUSED
 from penstock.store.history.vbucket_prepares import Chains
-from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.constants import Dialect, VbucketState
 
 __all__ = ["BucketEndpoint", "BucketMirror", "CommandCounters", "SentCounts", "ServedBucket"]
 
@@ -353,6 +355,34 @@ class ServedBucket:
         """Publish the bucket as part of these nodes from now on."""
         self.topology = topology
         self.cluster_map.invalidate()
+
+    def adopt_map(self, pushed: PushedMap) -> None:
+        """Serve an orchestrator's map from now on, and only the vbuckets that it gives to this node.
+
+        The same map once more changes nothing. Raises the errors of `LiveMap.replace`.
+        """
+        if pushed != self.cluster_map.pushed:
+            self.cluster_map.replace(pushed)
+            self.fence_vbuckets()
+
+    def fence_vbuckets(self) -> None:
+        """Refuse clients at vbuckets that the pushed map does not give to this node, and end those of other nodes.
+
+        An active vbucket of another node becomes a replica if the map has it in its chain, else dead. So two owners of
+        a vbucket end at the next map, wherever they came from.
+        """
+        pushed = self.cluster_map.pushed
+        owned = None if pushed is None else pushed.find_owned()
+        if owned is None:
+            owned = OwnedVbuckets(range(len(self.store.vbuckets)), {})
+        # All are closed for clients before the first state changes, which a full log can refuse.
+        for vbucket in self.store.vbuckets:
+            vbucket.history.set_owned(is_owned=vbucket.id in owned.own)
+        for vbucket in self.store.vbuckets:
+            if vbucket.id in owned.foreign and vbucket.history.state is VbucketState.ACTIVE:
+                with suppress(*REFUSED):  # it stays active, and no client may use it
+                    vbucket.set_state(owned.foreign[vbucket.id])
+                self.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _find_default_chains(self) -> Chains:
         """Return the replication chains without an orchestrator: this node alone, if the bucket has no replicas."""

@@ -2,16 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.replication.map_layout import read_map_layout
 from penstock.errors import InvalidArguments, RemoteProtocolError
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["PushedMap"]
+__all__ = ["OwnedVbuckets", "PushedMap"]
 
+_ANY_ENDPOINT = ("$HOST", 0)
 _VERSION_FIELDS = ("rev", "revEpoch")
+
+
+@dataclass(frozen=True, slots=True)
+class OwnedVbuckets:
+    """The owners of vbuckets, as a map names them to one node.
+
+    Attributes:
+        own: vbuckets of this node: clients may use these alone.
+        foreign: vbucket of another node -> its state here: replica if its chain has this node, else dead. A vbucket
+            without an owner is in neither.
+    """
+
+    own: Collection[int]
+    foreign: Mapping[int, VbucketState]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +63,27 @@ class PushedMap:
             raise InvalidArguments(str(error)) from None
         content = {name: value for name, value in document.items() if name not in _VERSION_FIELDS}
         return cls(epoch, revision, text, content)
+
+    def find_owned(self) -> OwnedVbuckets | None:
+        """Return the vbuckets of this node, which nodesExt marks with `thisNode`. Behind the others, it has none.
+
+        Returns:
+            The vbuckets; None for a map without vbuckets, or without the mark: it is of no use for this.
+        """
+        try:
+            layout = read_map_layout(self.content, _ANY_ENDPOINT)
+        except RemoteProtocolError:
+            return None
+        marked = [at for at, entry in enumerate(self.content.get("nodesExt") or ()) if entry.get("thisNode")]
+        if len(marked) != 1:
+            return None
+        here = marked[0]
+        foreign = {
+            vbucket: VbucketState.REPLICA if here in chain else VbucketState.DEAD
+            for vbucket, chain in enumerate(layout.chains)
+            if chain[0] not in (NO_NODE, here)
+        }
+        return OwnedVbuckets({*layout.list_owned(here)}, foreign)
 
     @classmethod
     def from_dict(cls, stored: Mapping[str, Any]) -> PushedMap:

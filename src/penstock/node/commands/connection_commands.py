@@ -132,7 +132,10 @@ def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
     bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
     if bucket is None and request.key:
         raise KeyNotFound(f"no bucket {request.key!r}")
-    (session.node.map if bucket is None else bucket.cluster_map).replace(pushed)
+    if bucket is None:
+        session.node.map.replace(pushed)
+    else:
+        bucket.adopt_map(pushed)
     return encode_reply(request)
 
 

@@ -25,7 +25,7 @@ from penstock.node.session.session import Handler, Session
 from penstock.store.documents.derived_values import extend_value
 from penstock.store.documents.document_locks import limit_lock_seconds
 from penstock.store.documents.vbucket import Item, Stored, Vbucket
-from penstock.wire.codec.constants import MAX_VALUE, VbucketState
+from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame
 from penstock.wire.codec.layout import Message
@@ -57,7 +57,6 @@ _RESPONSE = int(Magic.RESPONSE)
 _NOT_JSON = ~int(Datatype.JSON)
 _SNAPPY = int(Datatype.SNAPPY)
 _XATTR = int(Datatype.XATTR)
-_ACTIVE = VbucketState.ACTIVE
 _SET_EXTRAS = Set.layouts[2].extras
 _FLAGS = GetReply.layouts[1].extras
 _GET_HEAD = Struct(HEADER.format + GetReply.layouts[1].extras.format[1:])
@@ -77,14 +76,14 @@ _NEVER_CREATE = 2**32 - 1
 
 
 def find_active_vbucket(session: Session, number: int) -> Vbucket:
-    """Return an active vbucket.
+    """Return a vbucket that clients may use.
 
     Raises:
-        NotMyVbucket: the vbucket is not active on this node.
+        NotMyVbucket: the vbucket is not active on this node, or the newest map does not name the node as its owner.
         NoBucket: no bucket is selected.
     """
     vbuckets = session.vbuckets
-    if number < len(vbuckets) and (vbucket := vbuckets[number]).history.state is _ACTIVE:
+    if number < len(vbuckets) and (vbucket := vbuckets[number]).history.is_served:
         return vbucket
     return session.require_bucket().store.find(number)  # raises
 
@@ -120,7 +119,7 @@ def get_document(session: Session, frame: Frame) -> Answer:
     _, opcode, vbid, _, opaque, _, _, key, _, _ = frame
     vbuckets = session.vbuckets
     stored_key = session.read_key(key)
-    if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
+    if vbid >= len(vbuckets) or not (vbucket := vbuckets[vbid]).history.is_served:
         vbucket = find_active_vbucket(session, vbid)  # raises
     item = vbucket.get(stored_key)
     counters = session.counters
@@ -253,7 +252,7 @@ def _make_store_handler(plain: Callable[..., Stored]) -> Handler:
         _, opcode, vbid, datatype, opaque, cas, extras, key, value, _ = frame
         vbuckets = session.vbuckets
         key = session.write_key(key)
-        if vbid >= len(vbuckets) or (vbucket := vbuckets[vbid]).history.state is not _ACTIVE:
+        if vbid >= len(vbuckets) or not (vbucket := vbuckets[vbid]).history.is_served:
             vbucket = find_active_vbucket(session, vbid)  # raises
         if len(value) > LARGE_VALUE_BYTES or datatype & _NOT_JSON:
             datatype = _find_datatype(session, datatype, value)

@@ -55,7 +55,7 @@ def get_random_key(session: Session, request: GetRandomKey) -> Answer:
     randrange = session.node.machine.random.randrange
     first = randrange(len(vbuckets))
     for vbucket in (*vbuckets[first:], *vbuckets[:first]):
-        if vbucket.history.state is not VbucketState.ACTIVE or not vbucket.collections.item_count(collection):
+        if not vbucket.history.is_served or not vbucket.collections.item_count(collection):
             continue
         key = choose_random_key(vbucket, prefix, randrange)
         item = None if key is None else vbucket.get(key)

@@ -28,12 +28,14 @@ class VbucketHistory:
         changes: the vbucket's changes.
         prepares: its synchronous writes.
         state: a VbucketState, None while the vbucket is deleted.
+        is_served: clients may read and write it: it is active, and the newest map names this node as its owner.
         failover_log: newest entry first.
         is_copy: the failover log is the one of the vbucket that this one copies.
         snapshot_end: the end of the open snapshot, while whole_seqno is below the newest change.
     """
 
     __slots__ = (
+        "_is_owned",
         "_log",
         "_new_vbuuid",
         "_whole_seqno",
@@ -42,6 +44,7 @@ class VbucketHistory:
         "id",
         "index",
         "is_copy",
+        "is_served",
         "prepares",
         "snapshot_end",
         "state",
@@ -52,7 +55,8 @@ class VbucketHistory:
         self.index = changes.index
         self.changes = changes
         self.prepares = VbucketPrepares(changes, self)
-        self.state: VbucketState | None = VbucketState.ACTIVE
+        self._is_owned = True
+        self._set_state(VbucketState.ACTIVE)
         self.failover_log: FailoverLog = create_entry((), new_vbuuid(), 0)
         self.is_copy = False
         self._log = changes.log
@@ -95,8 +99,17 @@ class VbucketHistory:
             if self.state is not None and not takeover:
                 self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.whole_seqno)
             self._whole_seqno = None
-        self.state = state
+        self._set_state(state)
         self._log.write_note(self)
+
+    def _set_state(self, state: VbucketState | None) -> None:
+        self.state = state
+        self.is_served = self._is_owned and state is VbucketState.ACTIVE
+
+    def set_owned(self, *, is_owned: bool) -> None:
+        """Let clients use the vbucket while it is active, or refuse them: a map gives it to another node."""
+        self._is_owned = is_owned
+        self._set_state(self.state)
 
     def clear(self, *, removes: bool = False) -> None:
         """Remove all changes and branches: seqnos begin at 1 again, on a new branch.
@@ -106,7 +119,8 @@ class VbucketHistory:
         """
         self._log.make_room_for_note(self)
         if removes:
-            self.state, self.prepares.chains = None, ()
+            self._set_state(None)
+            self.prepares.chains = ()
         self.changes.clear()
         self.prepares.clear()
         self._whole_seqno = None
@@ -208,7 +222,7 @@ class VbucketHistory:
     def restore(self, description: Mapping[str, Any]) -> None:
         """Restore the result of `to_dict`. It raises LookupError, TypeError or ValueError for any other content."""
         index = self.index
-        self.state = VbucketState(description["state"]) if description["state"] is not None else None
+        self._set_state(VbucketState(description["state"]) if description["state"] is not None else None)
         self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
         self.is_copy = description.get("is_copy", False)  # earlier logs do not have it
         self._whole_seqno = description["whole_seqno"]
