@@ -49,11 +49,11 @@ def url(processes):
     return f"couchbase://{','.join(map(name, processes))}/beer?operationTimeout={PATIENCE}&retrySeconds={PATIENCE}"
 
 
-def write(processes, text):
+def write(processes, text, durability="majority"):
     async def run():
         async with penstock.connect(url(processes)) as bucket:
             for key in KEYS:
-                await bucket.upsert(key, text, durability="majority")
+                await bucket.upsert(key, text, durability=durability)
 
     asyncio.run(asyncio.wait_for(run(), PATIENCE))
 
@@ -167,6 +167,7 @@ def test_bucket_with_another_number_of_vbuckets_is_refused(run, tmp_path, proces
     assert (refused.code, f"{VBUCKETS} vbuckets, expected 16" in refused.err) == (2, True)
 
 
+@pytest.mark.process
 def test_failover_reports_each_bucket(run, tmp_path, processes):
     more = f'[[bucket]]\nname = "wine"\nvbuckets = {VBUCKETS}\nreplicas = 0\n'
     file = write_file(tmp_path / "lab.toml", processes[:2], 1, more)
@@ -177,6 +178,28 @@ def test_failover_reports_each_bucket(run, tmp_path, processes):
     assert (refused.code, "bucket wine: vbuckets" in refused.err) == (2, True)
     lost = run("cluster", "failover", file, name(processes[1]), "--lose")
     assert (lost.code, "wine: changes may be lost" in lost.err, "no node serves them" in lost.err) == (1, True, True)
+    one = write_file(tmp_path / "one.toml", processes[:1], 0, more)
+    check = run("cluster", "apply", one, "--check")
+    assert (check.code, "bucket wine: vbuckets 4-7 without an owner" in check.out) == (1, True)
+    assert run("cluster", "apply", one).code == 0
+    assert {row["owner"] for row in read_status(run, one)[1]} == {name(processes[0])}
+    # The node that returns has nothing of its own in them: it gets replicas.
+    processes[1].start()
+    assert run("cluster", "apply", file).code == 0
+    assert {row["state"] for row in read_status(run, file)[1]} == {"ok"}
+
+
+@pytest.mark.process
+def test_lost_vbuckets_return_with_their_node(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes[:2], 0)
+    assert run("cluster", "apply", file).code == 0
+    write(processes[:2], b"kept", None)
+    processes[1].kill()
+    assert run("cluster", "failover", file, name(processes[1]), "--lose").code == 1
+    processes[1].start()
+    assert run("cluster", "apply", file).code == 0
+    assert read(processes[:2]) == {b"kept"}
+    assert {row["state"] for row in read_status(run, file)[1]} == {"ok"}
 
 
 @pytest.mark.process

@@ -97,6 +97,11 @@ def compare_places(bucket: BucketEntry, layout: MapLayout, strays: Sequence[Iter
         for node, extra in zip(layout.nodes, strays, strict=True)
         if extra
     ]
+    orphans = layout.list_owned(NO_NODE)
+    if orphans:
+        found.append(
+            ClusterDifference(subject, f"vbuckets {format_ranges(orphans, ', ')} without an owner", "an owner")
+        )
     moves = plan_balance([chain[0] for chain in layout.chains], count)
     if moves:
         found.append(ClusterDifference(subject, f"{len(moves)} vbuckets to move", "an even spread"))

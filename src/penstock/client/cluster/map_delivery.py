@@ -19,13 +19,13 @@ from penstock.client.replication.map_layout import (
 from penstock.client.replication.node_control import NodeControl
 from penstock.errors import Error
 
-__all__ = ["MapDelivery", "ReceivedMap", "find_old_maps", "keep_maps_new"]
+__all__ = ["MapDelivery", "ServedMap", "find_old_maps", "keep_maps_new"]
 
 _POLL_SECONDS = 0.5
 _MAP_SECONDS = 5.0
 
 
-class ReceivedMap(NamedTuple):
+class ServedMap(NamedTuple):
     """The map that a node serves.
 
     Attributes:
@@ -54,7 +54,7 @@ class MapDelivery(NamedTuple):
     document: dict[str, Any]
 
 
-def find_old_maps(received: Sequence[ReceivedMap]) -> list[MapDelivery]:
+def find_old_maps(received: Sequence[ServedMap]) -> list[MapDelivery]:
     """Return the newest map for each node that has an older one of an orchestrator. Pure.
 
     A node that was failed over has such a map, and serves its old vbuckets until it gets the newest. A node with a map
@@ -98,7 +98,7 @@ async def keep_maps_new(address: Address, endpoints: Sequence[Endpoint]) -> None
             await control.close()
 
 
-async def _read_map(endpoint: Endpoint, control: NodeControl) -> ReceivedMap | None:
+async def _read_map(endpoint: Endpoint, control: NodeControl) -> ServedMap | None:
     """Return the map of a node; None if it does not answer."""
     try:
         async with asyncio.timeout(_MAP_SECONDS):
@@ -106,4 +106,4 @@ async def _read_map(endpoint: Endpoint, control: NodeControl) -> ReceivedMap | N
         read_map_layout(document, endpoint)
     except (OSError, Error):
         return None
-    return ReceivedMap(endpoint, document)
+    return ServedMap(endpoint, document)

@@ -8,7 +8,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any
 
-from penstock.client.cluster.balance_moves import plan_moves
+from penstock.client.cluster.balance_moves import choose_owners, plan_moves
 from penstock.client.cluster.cluster_differences import (
     ClusterDifference,
     compare_bucket,
@@ -25,10 +25,12 @@ from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
 from penstock.client.cluster.replica_choice import NodeReport
 from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover, release_strays
 from penstock.client.cluster.vbucket_rows import VbucketRow, find_strays, make_vbucket_rows
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.topology.balance_plan import check_replicas, plan_balance
 from penstock.errors import Error, UsageError
+from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["Orchestrator"]
 
@@ -217,6 +219,7 @@ class Orchestrator:
             if changes and found:
                 if not publisher.has_shared_map and not any(map(_has_changes, reports)):
                     await _spread_empty(publisher)
+                await _give_owners(publisher)
                 for control in _list_controls(publisher):
                     await release_strays(publisher, control)
                 await self._move_all(publisher, bucket)
@@ -262,6 +265,20 @@ async def _spread_empty(publisher: MapPublisher) -> None:
     layout = publisher.layout
     moves = plan_balance([chain[0] for chain in layout.chains], len(layout.nodes))
     await publisher.publish(layout.set_owners({move.vbucket: move.target for move in moves}))
+
+
+async def _give_owners(publisher: MapPublisher) -> None:
+    """Give the vbuckets without an owner to the nodes that have most changes of them, or begin them empty."""
+    layout, controls = publisher.layout, _list_controls(publisher)
+    if not layout.list_owned(NO_NODE):
+        return
+    owners = choose_owners(layout, await asyncio.gather(*(control.read_kept_seqnos() for control in controls)))
+    after = layout.set_owners(owners)
+    for place, control in enumerate(controls):
+        mine = {vbucket for vbucket, owner in owners.items() if owner == place}
+        await control.set_states(mine, VbucketState.ACTIVE)
+        await control.set_chains({vbucket: after.list_copies(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
+    await publisher.publish(after)
 
 
 def _has_changes(report: NodeReport) -> bool:
