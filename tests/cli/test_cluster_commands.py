@@ -218,6 +218,12 @@ def test_users_are_created_and_changed(run, tmp_path, monkeypatch):
         assert run("cluster", "apply", file).out == "no difference\n"
         assert run("cluster", "status", file).code == 0
         check_login(started, "barley")
+        (tmp_path / "secret").write_text("hops")
+        check = run("cluster", "apply", file, "--check")
+        assert (check.code, check.out.count("another password, expected that of its file")) == (1, 2)
+        assert run("cluster", "apply", file).code == 0
+        check_login(started, "hops")
+        assert run("cluster", "apply", file).out == "no difference\n"
         file.write_text(file.read_text().replace(', "data_writer[beer]"', ""))
         changed = run("cluster", "apply", file)
         found = "roles data_reader[beer], data_writer[beer], expected roles data_reader[beer]"

@@ -53,7 +53,7 @@ def compare_bucket(bucket: BucketEntry, node: str, present: Mapping[str, int]) -
 
 
 def compare_user(user: UserEntry, node: str, present: Mapping[str, Iterable[str]]) -> ClusterDifference | None:
-    """Return the difference of a user at a node, None if the user has these roles. Passwords cannot be compared.
+    """Return the difference of a user at a node, None if the user has these roles.
 
     Args:
         user: the user.

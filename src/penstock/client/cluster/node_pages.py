@@ -84,6 +84,14 @@ class NodePages:
         found = read_peer_json(text, list[_UserPage], "list of users")
         return {each.id: frozenset(map(str, each.roles)) for each in found}
 
+    async def has_login(self, login: Credentials) -> bool:
+        """Return whether the node accepts the login of a user."""
+        try:
+            await NodePages(replace(self._address, credentials=login), self._endpoint)._request("GET", "/whoami")
+        except AuthenticationFailed:
+            return False
+        return True
+
     async def put_user(self, login: Credentials, roles: tuple[str, ...]) -> None:
         """Create a user, or change roles and password of one. Raises UsageError if others could read the password."""
         check_http_secrecy(replace(self._address, credentials=login), self._endpoint[0])

@@ -194,12 +194,17 @@ class Orchestrator:
         """Create and change the users of a node. Return the number of differences."""
         present, found = await pages.read_users() if self._file.users else {}, 0
         for user in self._file.users:
+            login = read_password(self._file, user)
             difference = compare_user(user, node.name, present)
+            if difference is None and not await pages.has_login(login):
+                difference = ClusterDifference(
+                    f"user {user.name} at {node.name}", "another password", "that of its file"
+                )
             if difference is not None:
                 found += 1
                 report(difference)
                 if changes:
-                    await pages.put_user(read_password(self._file, user), user.roles)
+                    await pages.put_user(login, user.roles)
         return found
 
     async def _place(self, bucket: BucketEntry, report: Callable[[ClusterDifference], None], *, changes: bool) -> int:
