@@ -312,7 +312,7 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     await publisher.adopt_map(node.endpoint)
     await node.set_states(active, VbucketState.DEAD)
     seqnos = await node.read_kept_seqnos()
-    filled = {vb for vb in active | dead if seqnos.get(vb)}
+    filled = {vb for vb in active | dead if seqnos.get(vb) != 0}  # also one that the server does not report
     replaced = await _find_replaced(publisher, node, filled, seqnos)
     for vbucket in sorted(dead & filled - replaced):
         owner = layout.chains[vbucket][0]
