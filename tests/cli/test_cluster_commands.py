@@ -141,6 +141,7 @@ def test_new_bucket_is_spread_without_moves(run, tmp_path, processes):
     assert (result.code, [line for line in lines if "vbucket" in line], len(lines)) == (0, [], 4)
     code, rows = read_status(run, file)
     assert (code, {row["state"] for row in rows}, len(rows)) == (0, {"ok"}, 1024)
+    assert all(list(row["age"]) == row["replicas"] and min(row["age"].values()) >= 0 for row in rows)
     text = run("cluster", "status", file)
     assert "1,024 of 1,024 vbuckets ok" in text.out
 
@@ -200,6 +201,34 @@ def test_lost_vbuckets_return_with_their_node(run, tmp_path, processes):
     assert run("cluster", "apply", file).code == 0
     assert read(processes[:2]) == {b"kept"}
     assert {row["state"] for row in read_status(run, file)[1]} == {"ok"}
+
+
+@pytest.mark.process
+def test_copies_of_a_restarted_node_are_promoted_once_a_stream_has_reached_them(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes[:2])
+    assert run("cluster", "apply", file).code == 0
+    copies, owner = processes[:2]
+    copies.kill()
+    copies.start()
+    reason = f"no stream has reached the {{}} at {name(copies)} since that node's start"
+    code, rows = read_status(run, file)
+    found = {(row["owner"], row["state"], len(row["age"])) for row in rows}
+    assert (code, found) == (
+        1,
+        {(name(owner), reason.format("replica"), 0), (name(copies), "ok", 1)},
+    )
+    assert " ? " in run("cluster", "status", file).out
+    refused = run("cluster", "failover", file, name(owner))
+    assert (refused.code, reason.format("copy") in refused.err) == (2, True)
+    keeping = start_run(file)
+    try:
+        wait_for_replicas(keeping, VBUCKETS)
+        code, rows = read_status(run, file)
+        assert (code, [*map(len, [row["age"] for row in rows])]) == (0, [1] * VBUCKETS)
+    finally:
+        keeping.kill()
+        keeping.communicate(timeout=PATIENCE)
+    assert run("cluster", "failover", file, name(owner)).code == 0
 
 
 @pytest.mark.process

@@ -196,8 +196,8 @@ def test_replicas_of_unrelated_histories_are_compared_by_seqno():
 A, B, C, D, E = ((name, 1) for name in "abcde")
 
 
-def report(endpoint, whole=5, *, is_copy=True):
-    return ReplicaReport(endpoint, (FailoverEntry(7, 0),), whole, is_copy)
+def report(endpoint, whole=5, *, is_fed=True):
+    return ReplicaReport(endpoint, (FailoverEntry(7, 0),), whole, is_fed)
 
 
 @pytest.mark.parametrize(
@@ -214,8 +214,10 @@ def report(endpoint, whole=5, *, is_copy=True):
         ((A, B), [report(B), report(C, 99)], B, ""),
         ((A, B, C), [report(B, 7)], B, "2 of 3 nodes of its chain do not answer"),
         ((A, B, C, D, E), [report(B), report(C)], C, "3 of 5 nodes"),
-        ((A, B), [report(B, 0, is_copy=False)], B, "no stream of its owner"),
-        ((A, B, C), [report(B, 3, is_copy=False), report(C, 0, is_copy=False)], B, ""),
+        ((A, B), [report(B, is_fed=False)], B, "no stream has reached the copy at b:1 since that node's start"),
+        ((A, B, C), [report(B, 9, is_fed=False), report(C)], B, "no stream has reached the copy at b:1"),
+        ((A, B, C), [report(B, is_fed=False)], B, "2 of 3 nodes of its chain do not answer"),
+        ((A, B, C, D, E), [report(B, 9, is_fed=False), report(C), report(D), report(E)], E, ""),
     ],
 )
 def test_copy_is_promoted_without_risk_or_with_its_reason(chain, copies, promoted, risk):
@@ -227,9 +229,20 @@ def test_copy_is_promoted_without_risk_or_with_its_reason(chain, copies, promote
 
 @given(st.integers(1, 5), st.data())
 def test_promotion_without_risk_has_every_durable_write(length, data):
-    """Each majority of the chain, which may have acknowledged a write, includes a copy that has answered."""
+    """Each majority of the chain, which may have acknowledged a write, includes a copy that was fed and answers."""
     chain = list("abcde"[:length])
-    answered = data.draw(st.sets(st.sampled_from(chain[1:])) if length > 1 else st.just(set()))
-    found = plan_promotion([(name, 1) for name in chain], [report((name, 1)) for name in sorted(answered)])
+    answers = data.draw(st.dictionaries(st.sampled_from(chain[1:] or ["f"]), st.booleans()))
+    copies = [report((name, 1), data.draw(st.integers(0, 9)), is_fed=fed) for name, fed in sorted(answers.items())]
+    found = plan_promotion([(name, 1) for name in chain], copies)
+    fed = {each.endpoint[0] for each in copies if each.is_fed}.intersection(chain)
     majorities = itertools.combinations(chain, length // 2 + 1)
-    assert (not found.risk) == (bool(answered) and all(answered.intersection(each) for each in majorities))
+    assert (not found.risk) == (bool(fed) and all(fed.intersection(each) for each in majorities))
+    if not found.risk:
+        assert found.replica is not None
+        assert found.replica.whole_seqno == max(each.whole_seqno for each in copies if each.is_fed)
+
+
+def test_copies_of_other_servers_need_no_age():
+    assert NodeReport({}, {0: 5}).is_fed(0)
+    assert not NodeReport({}, {0: 5}, {0: 5}).is_fed(0)
+    assert NodeReport({}, {0: 5}, {0: 5}, {0: 100}).is_fed(0)

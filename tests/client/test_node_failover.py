@@ -179,6 +179,22 @@ def test_nothing_changes_if_changes_may_be_lost(stack):
     assert run(first, lambda: list_active(first)) == []
 
 
+def test_copy_is_promoted_once_a_stream_has_reached_it_since_the_start(stack, tmp_path):
+    active = start(stack)
+    write(active, 0, 50)
+    with Node.running(["beer"], VBUCKETS, data_dir=tmp_path) as copy:
+        asyncio.run(copy_to(active, copy))
+        port = copy.kv_port
+    copy = stack.enter_context(Node.running(["beer"], VBUCKETS, port=port, data_dir=tmp_path))
+    reason = rf"vbuckets 0-3: no stream has reached the copy at 127\.0\.0\.1:{port} since that node's start; .*--lose"
+    with pytest.raises(UsageError, match=reason):
+        asyncio.run(fail_safely(active, copy))
+    assert run(active, lambda: list_active(active)) == [*range(VBUCKETS)]
+    replicate_once(active, copy)
+    result = asyncio.run(fail_safely(active, copy))
+    assert (len(result.promoted), result.risks) == (VBUCKETS, {})
+
+
 def test_copy_outside_of_the_chain_is_promoted_on_request_alone(stack):
     active, replica = start(stack), start(stack)
     write(active, 0, 50)

@@ -14,7 +14,7 @@ NODES = tuple(MapNode((name, 11210), {"kv": 11210}) for name in "abc")
 def make_row(chain, *states):
     """Return the row of vbucket 0. A state is None where the node does not have it, "away" where no node answers."""
     reports = [
-        None if state == "away" else NodeReport({} if state is None else {0: state}, {0: 10 - at})
+        None if state == "away" else NodeReport({} if state is None else {0: state}, {0: 10 - at}, {0: 5}, {0: 250})
         for at, state in enumerate(states)
     ]
     (row,) = make_vbucket_rows("beer", MapLayout(NODES, (chain,)), reports)
@@ -26,6 +26,23 @@ def test_row_names_the_nodes_and_the_changes_that_replicas_lack():
     assert (row.bucket, row.vbucket) == ("beer", 0)
     assert (row.owner, row.replicas, row.state) == ("a:11210", ("b:11210", "c:11210"), "ok")
     assert row.lag == {"b:11210": 1, "c:11210": 2}
+    assert row.age == {"b:11210": 0.25, "c:11210": 0.25}
+
+
+def make_copy_row(whole_seqnos, ages):
+    reports = [NodeReport({0: ACTIVE}, {0: 10}), NodeReport({0: REPLICA}, {0: 10}, whole_seqnos, ages)]
+    (row,) = make_vbucket_rows("beer", MapLayout(NODES[:2], ((0, 1),)), reports)
+    return row
+
+
+def test_copy_without_a_stream_is_a_fault():
+    row = make_copy_row({0: 10}, {})
+    assert (row.age, row.state) == ({}, "no stream has reached the replica at b:11210 since that node's start")
+
+
+def test_copy_of_another_server_has_no_age_and_no_fault():
+    row = make_copy_row({}, {})
+    assert (row.age, row.state) == ({}, "ok")
 
 
 def test_active_vbuckets_of_others_are_strays():

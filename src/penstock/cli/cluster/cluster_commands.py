@@ -136,7 +136,12 @@ def run(*, file: _File, as_json: AsJson = False) -> None:
     epilog=format_examples("penstock cluster status lab.toml", "penstock cluster status lab.toml --json")
 )
 def status(*, file: _File, as_json: AsJson = False) -> None:
-    """Show owner, replicas, lag and state of each vbucket. The exit code is 1 if one is not ok."""
+    """Show owner, replicas, lag, age and state of each vbucket. The exit code is 1 if one is not ok.
+
+    The age of a replica is the time since the last message of the stream that fills
+    it: below 20 seconds while the stream lives, also if nothing is written. "?" is a
+    replica that no stream has reached since the start of its node.
+    """
     content = _read(file)
     rows = asyncio.run(_read_rows(content))
     if as_json:
@@ -162,6 +167,7 @@ def _make_vbucket_table(content: ClusterFile, rows: list[VbucketRow]) -> Table:
             "owner": row.owner or "none",
             "replicas": ", ".join(row.replicas) or "none",
             "behind": ", ".join(f"{row.lag[name]:,}" if name in row.lag else "?" for name in row.replicas),
+            "age": ", ".join(f"{row.age[name]:,.1f} s" if name in row.age else "?" for name in row.replicas),
             "state": row.state,
         }
         for row in rows

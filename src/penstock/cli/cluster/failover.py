@@ -54,9 +54,9 @@ def failover(
     entry in its failover log. All remaining nodes get the new cluster map. Consumers
     and other replicas roll back to the common seqno and go on.
 
-    A replica is promoted if the newest map has it in the vbucket's chain, and a
-    stream has reached it. Every majority of the chain must include a node that
-    answers. Otherwise the command lists the vbuckets with the reasons, changes
+    A replica is promoted if the newest map has it in the vbucket's chain. A stream
+    must have reached it since the start of its node. Every majority of the chain
+    must include such a replica. Otherwise the command lists the vbuckets with the reasons, changes
     nothing, and ends with 2. --lose promotes any copy.
 
     If the lost node answers, its vbuckets become dead first. The exit code is 1

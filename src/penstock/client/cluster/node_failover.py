@@ -15,13 +15,14 @@ from penstock.client.cluster.replica_choice import (
     find_owner,
     plan_promotion,
 )
-from penstock.client.connect.address import Address
+from penstock.client.connect.address import MAX_VBUCKETS, Address
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.node_control import NodeControl, check_other_node
 from penstock.client.topology.missing_vbuckets import format_ranges
+from penstock.digits import read_digits
 from penstock.errors import ConnectionClosed, Error, Unreachable, UsageError
 from penstock.wire.codec.constants import VbucketState
 
@@ -129,8 +130,7 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
         for vbucket, chain in enumerate(layout.chains)
     }
     orphans = sorted(vbucket for vbucket, owner in owners.items() if owner == NO_NODE)
-    replicas = [_find(report.states, VbucketState.REPLICA) & {*orphans} for report in reports]
-    found = await asyncio.gather(*map(_read_replicas, controls, replicas))
+    found = await asyncio.gather(*(_read_replicas(*each, orphans) for each in zip(controls, reports, strict=True)))
     plans = {}
     for vbucket in orphans:
         chain = [None if at == NO_NODE else endpoints[at] for at in publisher.layout.chains[vbucket]]
@@ -140,7 +140,20 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
 
 async def read_report(control: NodeControl) -> NodeReport:
     """Return the vbuckets of a node."""
-    return NodeReport(await control.read_states(), await control.read_seqnos())
+    details = await control.read_stats("vbucket-details")
+    whole_seqnos, ages = (_select_numbers(details, name) for name in ("whole_seqno", "last_message_age_ms"))
+    return NodeReport(await control.read_states(), await control.read_seqnos(), whole_seqnos, ages)
+
+
+def _select_numbers(stats: Mapping[str, str], name: str) -> dict[int, int]:
+    """Return one statistic of each vbucket that has it."""
+    found = {}
+    for full_name, text in stats.items():
+        prefix, _, own_name = full_name.partition(":")
+        number = read_digits(prefix.removeprefix("vb_"), MAX_VBUCKETS)
+        if own_name == name and number is not None:
+            found[number] = read_number(full_name, text)
+    return found
 
 
 def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:
@@ -180,17 +193,12 @@ async def _stop_node(control: NodeControl) -> bool:
     return True
 
 
-async def _read_replicas(control: NodeControl, vbuckets: Collection[int]) -> dict[int, ReplicaReport]:
-    """Return the reports of a node about its replicas."""
-    if not vbuckets:
-        return {}
-    logs, seqnos = await control.read_failover_logs(vbuckets), await control.read_seqnos()
-    details = await control.read_stats("vbucket-details")
-    found = {}
-    for vbucket in vbuckets:
-        name = f"vb_{vbucket}:whole_seqno"
-        # Other servers do not report the end of the last complete snapshot.
-        whole = read_number(name, details[name]) if name in details else seqnos.get(vbucket, 0)
-        is_copy = details.get(f"vb_{vbucket}:is_copy", "true") == "true"
-        found[vbucket] = ReplicaReport(control.endpoint, logs[vbucket], whole, is_copy)
-    return found
+async def _read_replicas(
+    control: NodeControl, report: NodeReport, vbuckets: Collection[int]
+) -> dict[int, ReplicaReport]:
+    """Return the replicas of a node among vbuckets."""
+    mine = [vbucket for vbucket in vbuckets if report.has(vbucket, VbucketState.REPLICA)]
+    logs = await control.read_failover_logs(mine)
+    # Other servers do not report the end of the last complete snapshot.
+    wholes = {vb: report.whole_seqnos.get(vb, report.seqnos.get(vb, 0)) for vb in mine}
+    return {vb: ReplicaReport(control.endpoint, logs[vb], wholes[vb], report.is_fed(vb)) for vb in mine}

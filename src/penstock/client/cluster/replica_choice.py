@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.discovery.endpoint import Endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 
@@ -19,14 +19,23 @@ class NodeReport(NamedTuple):
     Attributes:
         states: states of its vbuckets; missing vbuckets are left out.
         seqnos: high seqnos of its active vbuckets and replicas.
+        whole_seqnos: ends of the last complete snapshots; empty for nodes of other servers, which do not report them.
+        ages: milliseconds since the last message of the streams that fill its copies. Copies without a message since
+            the start of the node are left out.
     """
 
     states: Mapping[int, VbucketState]
     seqnos: Mapping[int, int]
+    whole_seqnos: Mapping[int, int] = {}
+    ages: Mapping[int, int] = {}
 
     def has(self, vbucket: int, state: VbucketState) -> bool:
         """Return whether the node has a vbucket in a state."""
         return self.states.get(vbucket) is state
+
+    def is_fed(self, vbucket: int) -> bool:
+        """Return whether a stream has reached a copy since the start of its node. Other servers do not report it."""
+        return vbucket in self.ages or vbucket not in self.whole_seqnos
 
 
 def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
@@ -53,13 +62,13 @@ class ReplicaReport(NamedTuple):
         endpoint: the node.
         failover_log: newest entry first.
         whole_seqno: end of its last complete snapshot: the seqno from which it would continue.
-        is_copy: whether a stream of its owner has reached it, also if the vbucket is empty.
+        is_fed: whether a stream has reached it since the start of its node.
     """
 
     endpoint: Endpoint
     failover_log: FailoverLog
     whole_seqno: int
-    is_copy: bool = True
+    is_fed: bool = True
 
     def is_ancestor_of(self, other: ReplicaReport) -> bool:
         """Return whether the other replica is on a later branch of this replica's history."""
@@ -109,7 +118,8 @@ def plan_promotion(chain: Sequence[Endpoint | None], copies: Sequence[ReplicaRep
     """Return the copy of a vbucket that becomes active, and the risk of its promotion.
 
     A durable write is acknowledged once a majority of the chain has it. So every majority must include a copy that has
-    answered. A place without a node acknowledges nothing, and counts for the size of the majority.
+    answered. A place without a node acknowledges nothing, and counts for the size of the majority. A node that has
+    restarted may lack changes that it acknowledged, so its copy counts again once a stream has reached it.
 
     Args:
         chain: the nodes of the vbucket in the newest map, the lost owner first; None for a place without a node.
@@ -121,11 +131,14 @@ def plan_promotion(chain: Sequence[Endpoint | None], copies: Sequence[ReplicaRep
     if not members:
         return Promotion(choose_replica(copies), "no copy is in its chain, so durable writes did not wait for one")
     chosen = choose_replica(members)
-    missing = sum(each is not None for each in chain) - len(members)
-    if missing > len(chain) // 2:
+    fed = [each for each in members if each.is_fed]
+    nodes, most = sum(each is not None for each in chain), len(chain) // 2
+    missing = nodes - len(members)
+    if missing > most:
         return Promotion(
             chosen, f"{missing} of {len(chain)} nodes of its chain do not answer, and may have a durable write alone"
         )
-    if not chosen.is_copy and not chosen.whole_seqno:
-        return Promotion(chosen, "no stream of its owner has reached the copy")
-    return Promotion(chosen)
+    if nodes - len(fed) > most:
+        names = ", ".join(sorted(format_endpoint(*each.endpoint) for each in members if not each.is_fed))
+        return Promotion(chosen, f"no stream has reached the copy at {names} since that node's start")
+    return Promotion(choose_replica(fed))

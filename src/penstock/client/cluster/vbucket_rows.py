@@ -12,6 +12,9 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["VbucketRow", "find_strays", "make_vbucket_rows"]
 
+_MILLISECONDS = 1000
+"""A second."""
+
 
 _STRAYS = (VbucketState.ACTIVE, VbucketState.DEAD)
 
@@ -26,6 +29,8 @@ class VbucketRow:
         owner: the node that the map names as its owner; empty: none.
         replicas: the nodes of its replicas in the map.
         lag: replica -> changes that it lacks. Replicas of nodes that do not answer are left out.
+        age: replica -> seconds since the last message of the stream that fills it. Left out are replicas without a
+            message since the start of their nodes, and those of other servers, which do not report it.
         state: `ok`, or the fault of the vbucket in words.
     """
 
@@ -34,6 +39,7 @@ class VbucketRow:
     owner: str
     replicas: tuple[str, ...]
     lag: Mapping[str, int]
+    age: Mapping[str, float]
     state: str
 
 
@@ -66,17 +72,20 @@ def _make_row(
     copies = [place for place in places if place != NO_NODE]
     source = reports[owner] if owner != NO_NODE else None
     high = 0 if source is None else source.seqnos.get(vbucket, 0)
-    lag = {}
+    lag, age = {}, {}
     for place in copies:
         report = reports[place]
         if source is not None and report is not None and report.has(vbucket, VbucketState.REPLICA):
             lag[layout.nodes[place].address] = max(0, high - report.seqnos.get(vbucket, 0))
+        if report is not None and report.has(vbucket, VbucketState.REPLICA) and vbucket in report.ages:
+            age[layout.nodes[place].address] = report.ages[vbucket] / _MILLISECONDS
     return VbucketRow(
         bucket,
         vbucket,
         "" if owner == NO_NODE else layout.nodes[owner].address,
         tuple(layout.nodes[place].address for place in copies),
         lag,
+        age,
         _find_fault(vbucket, chain, layout, reports) or "ok",
     )
 
@@ -104,4 +113,6 @@ def _find_fault(vbucket: int, chain: Sequence[int], layout: MapLayout, reports: 
             return f"replica at {layout.nodes[place].address} does not answer"
         if not report.has(vbucket, VbucketState.REPLICA):
             return f"no replica at {layout.nodes[place].address}"
+        if not report.is_fed(vbucket):
+            return f"no stream has reached the replica at {layout.nodes[place].address} since that node's start"
     return ""

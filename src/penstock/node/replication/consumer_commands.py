@@ -130,7 +130,7 @@ def close_stream(session: Session, request: CloseStream) -> bytes:
 @COMMANDS.serve(needs=REPLICATE)
 def answer_noop(session: Session, request: DcpNoop) -> bytes:
     """Answer the producer's check whether the connection is alive."""
-    get_consumer(session).messages += 1
+    get_consumer(session).feed.record_message()
     return encode_reply(request)
 
 

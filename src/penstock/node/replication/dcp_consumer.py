@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from dataclasses import replace
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -24,6 +25,7 @@ from penstock.node.session.session import Session
 from penstock.node.streams.stream_endpoint import StreamEndpoint
 from penstock.node.transport.deadline_timer import DeadlineTimer
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.vbucket_history import CopyFeed
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
@@ -48,7 +50,7 @@ class DcpConsumer(StreamEndpoint):
         flags: the flags of OPEN.
         streams: the streams by vbucket.
         negotiation: the settings of the connection.
-        messages: number of received messages, which show that the peer is alive.
+        feed: the connection with the time of its newest message, which shows that the peer is alive.
         received_bytes: bytes of all stream messages.
         acked_bytes: bytes that were acknowledged.
     """
@@ -63,7 +65,8 @@ class DcpConsumer(StreamEndpoint):
         self.negotiation = ControlNegotiation(has_collections=session.collections, consumer_name=consumer_name)
         self.received_bytes = self.acked_bytes = 0
         self._opaques = count(1)
-        self.messages = self._messages_before = 0
+        self.feed = CopyFeed(session.node.machine.monotonic_ns)
+        self._watched_ns = 0
         self._is_refused = False
         self._silence = DeadlineTimer(session.node.loop, partial(session.output.run_guarded, self._check_peer))
         super().__init__(session, bucket, Dialect.DCP, name)
@@ -104,8 +107,10 @@ class DcpConsumer(StreamEndpoint):
 
     def close_stream(self, number: int) -> None:
         """Close the stream of a vbucket. Raises StatusError if there is none."""
-        if self.streams.pop(number, None) is None:
+        stream = self.streams.pop(number, None)
+        if stream is None:
             raise self._make_missing_error(f"vbucket {number} has no stream")
+        _end_feed(self, stream)
 
     def find_stream(self, number: int, opaque: int) -> PassiveStream:
         """Return the stream of a message. Raises StatusError if there is none, or if it has another opaque."""
@@ -124,12 +129,14 @@ class DcpConsumer(StreamEndpoint):
     def end_stream(self, stream: PassiveStream, reason: int) -> None:
         """Forget a stream that the producer has ended."""
         del self.streams[stream.vbucket.id]
+        _end_feed(self, stream)
         logger.info("vbucket %d: the producer has ended the stream, reason %d", stream.vbucket.id, reason)
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
         """Forget the stream of a vbucket that another client has promoted, emptied or deleted."""
         is_kept = event is VbucketEvent.STATE_CHANGED and vbucket.history.state is not VbucketState.ACTIVE
-        if not is_kept and self.streams.pop(vbucket.id, None) is not None:
+        if not is_kept and (stream := self.streams.pop(vbucket.id, None)) is not None:
+            _end_feed(self, stream)
             logger.info("vbucket %d: its stream ends, since another client has changed the vbucket", vbucket.id)
 
     def _make_missing_error(self, text: str) -> StatusError:
@@ -150,7 +157,7 @@ class DcpConsumer(StreamEndpoint):
         Raises:
             CloseConnection: the consumer has sent no such request, or the response is malformed.
         """
-        self.messages += 1
+        self.feed.record_message()
         if frame.opcode == Opcode.DCP_CONTROL and self.negotiation.is_requested(frame.opaque):
             self.negotiation.handle_answer(frame.specific)
             return self._request_setting()
@@ -180,6 +187,7 @@ class DcpConsumer(StreamEndpoint):
                 if not log:
                     raise CloseConnection(f"vbucket {stream.vbucket.id}: accepted with an empty failover log")
                 stream.accept(log, acknowledges=self.negotiation.has_sync_writes)
+                stream.vbucket.history.feed = self.feed
             elif frame.specific == Status.ROLLBACK and stream.roll_back(unpack_rollback(frame.value)):
                 return _encode_request(self, stream)
             else:
@@ -214,7 +222,7 @@ class DcpConsumer(StreamEndpoint):
         Returns:
             The acknowledgement that is due, or nothing.
         """
-        self.messages += 1
+        self.feed.record_message()
         self._is_refused = False
         self.received_bytes += nbytes
         unacked = self.received_bytes - self.acked_bytes
@@ -231,12 +239,12 @@ class DcpConsumer(StreamEndpoint):
         self._is_refused = True
 
     def _watch_peer(self) -> None:
-        self._messages_before = self.messages
+        self._watched_ns = self.feed.last_ns
         self._silence.set(self.session.node.idle_timeout)
 
     def _check_peer(self) -> None:
         """Abort the connection if the peer has been silent for the node's idle timeout: its NOOPs are missing."""
-        if self.messages == self._messages_before:
+        if self.feed.last_ns == self._watched_ns:
             self.abort(f"no message of the producer for {self.session.node.idle_timeout:g} s")
         else:
             self._watch_peer()
@@ -273,6 +281,13 @@ class DcpConsumer(StreamEndpoint):
 
 def _encode_request(consumer: DcpConsumer, stream: PassiveStream) -> bytes:
     return stream.make_request(has_cache_transfer=consumer.negotiation.has_cache_transfer).encode()
+
+
+def _end_feed(consumer: DcpConsumer, stream: PassiveStream) -> None:
+    """Record that a stream has ended. Later messages of its connection are about other vbuckets."""
+    history = stream.vbucket.history
+    if history.feed is consumer.feed:
+        history.feed = replace(consumer.feed)
 
 
 def _find_end(run: Run, count: int) -> int:

@@ -119,10 +119,8 @@ class PassiveStream:
         self._advance(StreamEvent.ACCEPTED)
         history = self.vbucket.history
         self._hides = history.whole_seqno < self.vbucket.changes.high_seqno  # unknown of changes before this stream
-        is_other = sanitise_log(log) != history.failover_log
-        if is_other or not history.is_copy:
+        if sanitise_log(log) != history.failover_log:
             history.set_failover_log(log)
-        if is_other:
             self._report(VbucketEvent.STATE_CHANGED)
 
     def roll_back(self, seqno: int) -> bool:

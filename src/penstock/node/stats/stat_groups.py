@@ -159,7 +159,6 @@ def read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("high_seqno", vbucket.changes.high_seqno),
             ("persisted_seqno", vbucket.history.persisted_seqno),
             ("whole_seqno", vbucket.history.whole_seqno),
-            ("is_copy", format_value(vbucket.history.is_copy)),
             ("purge_seqno", vbucket.index.purge_seqno),
             ("history_start_seqno", _find_history_start(bucket, vbucket)),
             ("uuid", vbucket.history.vbuuid),
@@ -168,6 +167,8 @@ def read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("max_visible_seqno", vbucket.history.prepares.find_visible(vbucket.changes.high_seqno)),
         )
     )
+    if vbucket.history.feed is not None:
+        yield f"vb_{vbucket.id}:last_message_age_ms", vbucket.history.feed.measure_age()
 
 
 def _find_history_start(bucket: ServedBucket, vbucket: Vbucket) -> int:

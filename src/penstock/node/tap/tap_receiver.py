@@ -23,6 +23,7 @@ from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
 from penstock.store.documents.incoming_changes import LAST_SEQNO
 from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.vbucket_history import CopyFeed
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE, TapOpaque, VbucketState
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.codec.frame import Frame, name_opcode
@@ -80,7 +81,12 @@ def _make_receiver(apply: Callable[[ServedBucket, M], None]) -> Callable[[Sessio
     def receive(session: Session, message: M) -> bytes:
         if not message.ttl:
             raise InvalidArguments(f"{name_opcode(message.received_as)} that has no hop left")
-        apply(session.require_bucket(), message)
+        bucket = session.require_bucket()
+        apply(bucket, message)
+        if not isinstance(message, TapFlush):  # which is about no vbucket
+            history = bucket.store.vbuckets[message.vbucket].history
+            if history.state is not VbucketState.ACTIVE:
+                history.feed = CopyFeed(session.node.machine.monotonic_ns)
         return encode_reply(message) if message.tap_flags & TapFlag.ACK else b""
 
     return receive

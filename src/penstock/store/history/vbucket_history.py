@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 from penstock.store.history.collection_state import CollectionState
@@ -16,7 +17,33 @@ from penstock.store.history.vbucket_changes import REFUSED, VbucketChanges
 from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 
-__all__ = ["VbucketHistory"]
+__all__ = ["CopyFeed", "VbucketHistory"]
+
+_MILLISECOND = 1_000_000
+
+
+@dataclass(slots=True)
+class CopyFeed:
+    """A connection whose messages fill copies of vbuckets.
+
+    Attributes:
+        clock: returns nanoseconds of a monotonic clock.
+        last_ns: time of its newest message.
+    """
+
+    clock: Callable[[], int]
+    last_ns: int = 0
+
+    def __post_init__(self) -> None:
+        self.last_ns = self.last_ns or self.clock()
+
+    def record_message(self) -> None:
+        """Record that a message has come now."""
+        self.last_ns = self.clock()
+
+    def measure_age(self) -> int:
+        """Return the milliseconds since the newest message."""
+        return (self.clock() - self.last_ns) // _MILLISECOND
 
 
 class VbucketHistory:
@@ -30,7 +57,7 @@ class VbucketHistory:
         state: a VbucketState, None while the vbucket is deleted.
         is_served: clients may read and write it: it is active, and the newest map names this node as its owner.
         failover_log: newest entry first.
-        is_copy: the failover log is the one of the vbucket that this one copies.
+        feed: the connection that fills this copy, or the last one that did; None: none has since the start.
         snapshot_end: the end of the open snapshot, while whole_seqno is below the newest change.
     """
 
@@ -41,9 +68,9 @@ class VbucketHistory:
         "_whole_seqno",
         "changes",
         "failover_log",
+        "feed",
         "id",
         "index",
-        "is_copy",
         "is_served",
         "prepares",
         "snapshot_end",
@@ -58,7 +85,7 @@ class VbucketHistory:
         self._is_owned = True
         self._set_state(VbucketState.ACTIVE)
         self.failover_log: FailoverLog = create_entry((), new_vbuuid(), 0)
-        self.is_copy = False
+        self.feed: CopyFeed | None = None
         self._log = changes.log
         self._new_vbuuid = new_vbuuid
         self._whole_seqno: int | None = None  # inside a snapshot: the end of the one before
@@ -98,7 +125,7 @@ class VbucketHistory:
         if state is VbucketState.ACTIVE and self.state is not VbucketState.ACTIVE:
             if self.state is not None and not takeover:
                 self.failover_log = create_entry(self.failover_log, self._new_vbuuid(), self.whole_seqno)
-            self._whole_seqno = None
+            self._whole_seqno = self.feed = None
         self._set_state(state)
         self._log.write_note(self)
 
@@ -123,8 +150,8 @@ class VbucketHistory:
             self.prepares.chains = ()
         self.changes.clear()
         self.prepares.clear()
-        self._whole_seqno = None
-        self.failover_log, self.is_copy = create_entry((), self._new_vbuuid(), 0), False
+        self._whole_seqno = self.feed = None
+        self.failover_log = create_entry((), self._new_vbuuid(), 0)
         self._log.write_note(self, cut=0)
 
     def try_catch_up(self) -> None:
@@ -139,7 +166,6 @@ class VbucketHistory:
         """Adopt the log of the vbucket that this one copies; (vbuuid, seqno), newest first."""
         self._log.make_room_for_note(self)
         self.failover_log = sanitise_log(log) or create_entry((), self._new_vbuuid(), self.changes.high_seqno)
-        self.is_copy = True
         self._log.write_note(self)
 
     def adopt_purge_seqno(self, seqno: int) -> None:
@@ -161,7 +187,7 @@ class VbucketHistory:
 
     def start_new_history(self) -> None:
         """Start a new history with the present changes: consumers of the old history restart from zero."""
-        self.failover_log, self.is_copy = create_entry((), self._new_vbuuid(), 0), False
+        self.failover_log, self.feed = create_entry((), self._new_vbuuid(), 0), None
         self.index.purge_seqno, self.index.lowest_snapshot_end = 0, self.changes.high_seqno
         self.index.history_floor = self.changes.high_seqno
         self._log.write_note(self)
@@ -201,7 +227,6 @@ class VbucketHistory:
         index, state = self.index, self.changes.collection_state
         collections = {} if state is None else {"collections": state.to_dict()}
         snapshot = {} if self._whole_seqno is None else {"snapshot_end": self.snapshot_end}
-        copy = {"is_copy": True} if self.is_copy else {}
         return {
             "vbucket": self.id,
             "state": self.state,
@@ -214,7 +239,6 @@ class VbucketHistory:
             "max_cas": self.changes.clock.last,
             "cuts": index.cuts,
             **snapshot,
-            **copy,
             **collections,
             **self.prepares.to_dict(),
         }
@@ -224,7 +248,6 @@ class VbucketHistory:
         index = self.index
         self._set_state(VbucketState(description["state"]) if description["state"] is not None else None)
         self.failover_log = tuple(FailoverEntry(vbuuid, seqno) for vbuuid, seqno in description["failover_log"])
-        self.is_copy = description.get("is_copy", False)  # earlier logs do not have it
         self._whole_seqno = description["whole_seqno"]
         self.snapshot_end = description.get("snapshot_end", MAX_SEQNO)  # earlier logs do not have it
         self.changes.clock.observe(description["max_cas"])
