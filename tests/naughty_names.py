@@ -6,7 +6,7 @@ BUCKETS = ("b%41", "b%25", "%2e", "%2F", "a%", "%", ".x", "x..", "-x", "_x", "1"
 IMPOSSIBLE_BUCKETS = ("", ".", "..", "...", "a/b", "a b", "é", "a\n", "a\u202eb", "x" * 101, "a?b", "a#b", "~a", "a\0b")
 """Names that no bucket can have."""
 
-FILES_OF_NODES = ("cluster.json", "cluster.json.new")
+FILES_OF_NODES = ("cluster.json", "cluster.json.new", "node.json", "node.json.new")
 """Names that a node's data directory needs for files of its own."""
 
 TEXTS = (

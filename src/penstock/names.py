@@ -25,6 +25,7 @@ from penstock.errors import UsageError
 
 __all__ = [
     "MEMBER_FILE",
+    "NODE_FILE",
     "check_new_bucket",
     "escape_bytes",
     "escape_text",
@@ -260,6 +261,9 @@ _BUCKET_NAME = re.compile(r"[A-Za-z0-9_.%-]{1,100}")
 MEMBER_FILE = "cluster.json"
 """The file of a cluster's member in a node's data directory, where each bucket has a directory with its name."""
 
+NODE_FILE = "node.json"
+"""The file with the uuid of a node, beside the directories of its buckets."""
+
 
 def is_bucket_name(name: str) -> bool:
     """Return whether a bucket can have a name."""
@@ -279,7 +283,7 @@ def check_new_bucket(name: str) -> None:
     Raises:
         UsageError: no bucket of a node can have the name.
     """
-    is_taken = name.removesuffix(".new") == MEMBER_FILE
+    is_taken = name.removesuffix(".new") in (MEMBER_FILE, NODE_FILE)
     if expected := find_bucket_name_error(name) or (
         "expected another name than that of the node's file" if is_taken else ""
     ):

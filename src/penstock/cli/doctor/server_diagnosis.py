@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
 from functools import partial
@@ -19,6 +19,7 @@ from penstock.client.connect.handshake import COMMANDS, Purpose
 from penstock.client.connect.server_info import ServerInfo, request_server_info
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
@@ -81,6 +82,9 @@ async def check_server(address: Address) -> AsyncIterator[Finding]:
         yield await _check_clock(finding, session, timeout)
         async for each in _check_nodes(finding, quick, session):
             yield each
+        for endpoints in (address.hosts, session.map.endpoints):
+            if conflict := await _find_conflict(quick, endpoints):
+                yield finding("identity", FindingState.PROBLEM, conflict, "give each node a data directory of its own")
         async for each in _check_rights(finding, quick):
             yield each
         async for each in _check_streams(finding, quick, info):
@@ -141,6 +145,21 @@ async def _check_nodes(
         else:
             await found.link.close()
             yield finding("node", FindingState.OK, f"{format_endpoint(*endpoint)} serves the bucket too")
+
+
+async def _find_conflict(quick: Address, endpoints: Iterable[Endpoint]) -> str:
+    """Return which nodes are the same, or run on copies of one data directory; empty if none do."""
+    controls = [NodeControl(quick, endpoint, COMMANDS) for endpoint in endpoints]
+    try:
+        await check_identities(controls)
+    except UsageError as error:
+        return str(error)
+    except (Error, OSError):
+        pass  # the rights for statistics are checked separately
+    finally:
+        for control in controls:
+            await control.close()
+    return ""
 
 
 async def _check_rights(finding: Callable[..., Finding], quick: Address) -> AsyncIterator[Finding]:

@@ -8,7 +8,6 @@ from typing import Any
 
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
 from penstock.client.connect.address import Address
-from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
@@ -20,7 +19,7 @@ from penstock.client.replication.map_layout import (
     read_map_layout,
     read_own_node,
 )
-from penstock.client.replication.node_control import NodeControl, check_other_node
+from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.errors import KeyExists, RemoteProtocolError
 
 __all__ = ["MapPublisher", "open_map"]
@@ -50,7 +49,6 @@ class MapPublisher:
         self._version: MapVersion = (0, 0)  # of the layout
         self._alone: list[MapNode] = []  # nodes that stood alone when they were loaded
         self._documents: list[Mapping[str, Any]] = []
-        self._loaded: list[Endpoint] = []
 
     async def close(self) -> None:
         """Close the connections to all nodes."""
@@ -87,12 +85,7 @@ class MapPublisher:
 
         Raises:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
-            UsageError: it is a node that was loaded before, under another name.
         """
-        for loaded in self._loaded:
-            if self.layout.find_node(endpoint) == NO_NODE:
-                await check_other_node(self.get_control(loaded), self.get_control(endpoint))
-        self._loaded.append(endpoint)
         document = await self.get_control(endpoint).read_map()
         layout, known = read_map_layout(document, endpoint).replace_endpoints(self._hidden), self.layout
         if known.chains and len(layout.chains) != len(known.chains):
@@ -190,7 +183,8 @@ async def open_map(address: Address, endpoints: Sequence[Endpoint]) -> AsyncGene
         endpoints: nodes of the bucket, with a map of several or alone.
 
     Raises:
-        UsageError: another program changes the map, or two endpoints are the same node.
+        UsageError: another program changes the map. Or two endpoints are the same node, or nodes on copies of one data
+            directory.
         Error, OSError: a node does not answer.
     """
     publisher = MapPublisher(address)
@@ -199,6 +193,7 @@ async def open_map(address: Address, endpoints: Sequence[Endpoint]) -> AsyncGene
             await lock.take(endpoints)
             for endpoint in endpoints:
                 await publisher.load(endpoint)
+            await check_identities(map(publisher.get_control, endpoints))
             yield publisher
         finally:
             await publisher.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from typing import NamedTuple
 
 from penstock.client.cluster.map_publisher import MapPublisher
@@ -20,10 +19,10 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
-from penstock.client.replication.node_control import NodeControl, check_other_node
+from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.digits import read_digits
-from penstock.errors import ConnectionClosed, Error, Unreachable, UsageError
+from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["FailoverResult", "fail_over", "format_risks", "read_report"]
@@ -171,12 +170,10 @@ def _find(states: Mapping[int, VbucketState], wanted: VbucketState) -> set[int]:
 
 
 async def _check_lost(lost: NodeControl, others: Sequence[NodeControl]) -> None:
-    """Raise UsageError if the lost node is one of the others under another name."""
+    """Raise UsageError if the lost node answers, and is one of the others or runs on a copy of its directory."""
     lost = NodeControl(lost.address.with_retries(0.0))
     try:
-        with suppress(OSError, Unreachable, ConnectionClosed):  # it is lost
-            for other in others:
-                await check_other_node(lost, other)
+        await check_identities((lost, *others))
     finally:
         await lost.close()
 

@@ -17,6 +17,7 @@ from penstock.client.connect.tls_context import make_tls_context
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.discovery.http_map import MOST_MAP_BYTES, make_authorization
 from penstock.client.login.credentials import Credentials
+from penstock.client.replication.node_identity import NodeIdentity, read_identity
 from penstock.errors import AuthenticationFailed, OperationTimeout, RemoteProtocolError, Unreachable, UsageError
 from penstock.names import quote_part
 from penstock.wire.values.peer_json import read_peer_json
@@ -26,6 +27,16 @@ __all__ = ["NodePages"]
 _TIMEOUT = 30.0
 _POLL_SECONDS = 0.2
 _QUOTA_MEGABYTES = 100  # the least that Couchbase accepts; a node of this project has no such limit
+
+
+class _NodePage(Struct):
+    this_node: bool = field(name="thisNode", default=False)
+    node_uuid: str = field(name="nodeUUID", default="")
+    start_id: str = field(name="startId", default="")
+
+
+class _PoolPage(Struct):
+    nodes: list[_NodePage]
 
 
 class _ServerMap(Struct):
@@ -66,6 +77,12 @@ class NodePages:
         self._address = address
         self._endpoint = endpoint
         self._tls = make_tls_context(address.options) if address.tls else None
+
+    async def read_identity(self) -> NodeIdentity | None:
+        """Return the identity of the node; None for another server."""
+        page = read_peer_json(await self._request("GET", "/pools/default"), _PoolPage, "description of nodes")
+        own = next((node for node in page.nodes if node.this_node), _NodePage())
+        return read_identity({"node_uuid": own.node_uuid, "start_id": own.start_id})
 
     async def read_buckets(self) -> dict[str, int]:
         """Return the buckets of the node: name -> number of vbuckets, 0 for a bucket without vbuckets."""

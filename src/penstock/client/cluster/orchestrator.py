@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
 from typing import Any
@@ -27,12 +27,16 @@ from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover, re
 from penstock.client.cluster.vbucket_rows import VbucketRow, find_strays, make_vbucket_rows
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
-from penstock.client.replication.node_control import NodeControl
+from penstock.client.replication.node_control import NodeControl, check_identities
+from penstock.client.replication.node_identity import NodeIdentity, check_identity
 from penstock.client.topology.balance_plan import check_replicas, plan_balance
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["Orchestrator"]
+
+_IDENTITY_SECONDS = 5.0
+"""Time between two checks of the identities of nodes while replicas are kept."""
 
 
 class Orchestrator:
@@ -64,9 +68,12 @@ class Orchestrator:
         Raises:
             UsageError: a difference needs a person: another number of vbuckets, or a node that is in the map alone.
         """
+        nodes = {
+            node: NodePages(self._file.make_address("default", [node]), node.http_endpoint) for node in self._file.nodes
+        }
+        await _check_pages(nodes)
         found, missing = 0, set()
-        for node in self._file.nodes:
-            pages = NodePages(self._file.make_address("default", [node]), node.http_endpoint)
+        for node, pages in nodes.items():
             lacking = await self._apply_buckets(node, pages, report, changes=changes)
             missing |= lacking
             found += len(lacking) + await self._apply_users(node, pages, report, changes=changes)
@@ -134,11 +141,16 @@ class Orchestrator:
             report: called several times a second with the bucket, its running replicas, and the changes they lack.
 
         Raises:
-            UsageError: another program does the same.
+            UsageError: another program does the same, or two nodes run on copies of one data directory.
         """
         endpoints = [node.endpoint for node in self._file.nodes]
+        quick = self._file.make_address(self._file.buckets[0].name).with_retries(0.0)
         async with AsyncExitStack() as stack:
-            kept = []
+            controls = [NodeControl(quick, endpoint) for endpoint in endpoints]
+            for control in controls:
+                stack.push_async_callback(control.close)
+            await check_identities(controls)
+            kept: list[Coroutine[Any, Any, None]] = [_watch_identities(controls)]
             for bucket in self._file.buckets:
                 address = self._file.make_address(bucket.name)
                 lock = await stack.enter_async_context(OrchestratorLock(address, LockRole.STREAMS))
@@ -155,6 +167,7 @@ class Orchestrator:
         """Return the vbuckets of a bucket, as its nodes report them.
 
         Raises:
+            UsageError: two nodes run on copies of one data directory, or two addresses lead to one node.
             Error, OSError: no node answers.
         """
         publisher, failure = MapPublisher(self._file.make_address(bucket.name).with_retries(0.0)), None
@@ -164,6 +177,7 @@ class Orchestrator:
                     await publisher.load(node.endpoint)
                 except (OSError, Error) as error:
                     failure = error
+            await check_identities(publisher.get_control(node.endpoint) for node in self._file.nodes)
             if not publisher.layout.chains and failure is not None:
                 raise failure
             reports = await asyncio.gather(*map(_try_report, _list_controls(publisher)))
@@ -248,6 +262,22 @@ class Orchestrator:
             await mover.move(*moves)
         async with MapReplication(address, planned={}) as replication:
             await place_replicas(publisher, replication, bucket.replicas, leaving)
+
+
+async def _check_pages(nodes: Mapping[NodeEntry, NodePages]) -> None:
+    """Raise UsageError if two nodes of a file are the same, or run on copies of one data directory."""
+    known: dict[str, NodeIdentity] = {}
+    for node, pages in nodes.items():
+        if identity := await pages.read_identity():
+            check_identity(node.name, identity, known)
+            known[node.name] = identity
+
+
+async def _watch_identities(controls: Sequence[NodeControl]) -> None:
+    """Check the identities of nodes again and again: a node may restart on a copy. Raises UsageError."""
+    while True:
+        await asyncio.sleep(_IDENTITY_SECONDS)
+        await check_identities(controls)
 
 
 async def _run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -14,10 +15,11 @@ from penstock.client.connect.client_session import ClientSession, open_session
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
-from penstock.client.discovery.endpoint import Endpoint
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.replication.node_identity import NodeIdentity, check_identity, read_identity
 from penstock.client.topology.vbucket_requests import read_high_seqnos, request_failover_logs, request_high_seqnos
 from penstock.digits import read_digits
-from penstock.errors import UsageError
+from penstock.errors import ConnectionClosed, OperationTimeout, TemporaryFailure, Unreachable, UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
@@ -32,7 +34,7 @@ from penstock.wire.messages.kv import (
 )
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NodeControl", "check_other_node"]
+__all__ = ["NodeControl", "check_identities"]
 
 T = TypeVar("T")
 
@@ -193,14 +195,32 @@ class NodeControl:
         await self._ask(lambda link, timeout: link.request(request, timeout))
 
 
-async def check_other_node(node: NodeControl, other: NodeControl) -> None:
-    """Check that two addresses lead to different nodes: a host has several names.
+async def check_identities(nodes: Iterable[NodeControl]) -> None:
+    """Check that addresses lead to different nodes: a host has several names. Nodes that do not answer are left out.
+
+    Raises:
+        UsageError: two addresses lead to one node, or to two on copies of one data directory.
+    """
+    known: dict[str, NodeIdentity] = {}
+    others: list[NodeControl] = []  # other servers report no identity
+    for node in nodes:
+        with suppress(OSError, Unreachable, ConnectionClosed, OperationTimeout, TemporaryFailure):
+            identity = read_identity(await node.read_stats(""))
+            if identity is not None:
+                name = format_endpoint(*node.endpoint)
+                check_identity(name, identity, known)
+                known[name] = identity
+                continue
+            for other in others:
+                await _check_process(other, node)
+            others.append(node)
+
+
+async def _check_process(node: NodeControl, other: NodeControl) -> None:
+    """Check that two addresses lead to different processes of other servers.
 
     One node has one process, and active vbuckets of one history. Neither alone is enough: processes of two machines may
     have the same number, and a vbucket and its copy have the same history.
-
-    Raises:
-        UsageError: both lead to one node.
     """
     (stats, states), (other_stats, other_states) = [
         (await each.read_stats(""), await each.read_states()) for each in (node, other)

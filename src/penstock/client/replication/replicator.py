@@ -27,7 +27,7 @@ from penstock.client.relays.node_relay import (
 )
 from penstock.client.relays.upr_relay import UprRelay
 from penstock.client.replication.map_layout import read_own_address
-from penstock.client.replication.node_control import NodeControl, check_other_node
+from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
 from penstock.client.replication.replication_progress import CatchUpGoals, ReplicationProgress, find_lag
 from penstock.client.replication.target_states import find_new_replicas
@@ -398,7 +398,9 @@ class Replicator:
 
 
 async def _check_source(source: Address, endpoint: Endpoint, target: NodeControl) -> None:
-    """Raise UsageError if a node of the source is the target under another name."""
-    with contextlib.suppress(OSError, Unreachable, ConnectionClosed, TemporaryFailure):  # the stream reports these
-        async with NodeControl(source.with_retries(0.0), endpoint) as control:
-            await check_other_node(control, target)
+    """Raise UsageError if a node of the source is the target under another name, or runs on a copy of its directory."""
+    control = NodeControl(source.with_retries(0.0), endpoint)
+    try:
+        await check_identities((control, target))  # the stream reports it if one does not answer
+    finally:
+        await control.close()

@@ -26,6 +26,7 @@ from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
 from penstock.node.http.http_server import HttpServer
 from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.kv_server import KvServer
+from penstock.node.server.node_uuid import keep_node_uuid
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.listener import Listener
 from penstock.node.session.node_options import DEFAULT_PORT, PINS, NodeOptions
@@ -75,7 +76,8 @@ class Node:
         bridge: mirrors a bucket of another node; None without `follow`.
         topology: the nodes of the buckets, and the place of this node among them.
         map: the cluster map for connections without a bucket.
-        uuid: identifies the cluster to clients.
+        uuid: identifies the node, and its cluster to clients. The data directory keeps it.
+        start_id: identifies this start of the node.
         users: the users that can log in; None if no login is needed.
         attempts: wrong passwords, by address and account.
         passwords: passwords that are being checked.
@@ -102,7 +104,7 @@ class Node:
             persistence_timeout=options.persistence_timeout,
             flush_enabled=self.is_loopback,
         )
-        self.uuid = self.machine.make_uuid()
+        self.uuid, self.start_id = self.machine.make_uuid(), self.machine.make_uuid()
         self.kv_port = self.tls_port = self.http_port = self.https_port = 0
         self.topology = Topology(tuple(options.nodes) or (NodePlace(),), options.this_node)
         self.map = LiveMap(lambda: build_node_map(self.topology), self.machine.time_ns)
@@ -169,6 +171,8 @@ class Node:
         self.default_vbuckets = BucketSpec(name="default", vbuckets=vbuckets).vbuckets
         check_bucket_names([*(names or ()), *([followed.name] if followed else ())])
         upstream = None if follow is None else await find_upstream(follow)
+        if self.storage.data_dir is not None:
+            self.uuid = keep_node_uuid(self.machine.directory(self.storage.data_dir), self.uuid)
         await self.buckets.open_all(
             names or (),
             vbuckets,

@@ -41,7 +41,11 @@ class NodeServices(Protocol):
 
     @property
     def uuid(self) -> str:
-        """Identifies the cluster to clients, in hexadecimal."""
+        """Identifies the node, and its cluster to clients, in hexadecimal."""
+
+    @property
+    def start_id(self) -> str:
+        """Identifies this start of the node, in hexadecimal."""
 
     @property
     def kv_port(self) -> int:

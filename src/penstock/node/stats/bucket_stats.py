@@ -76,6 +76,8 @@ def read_own_stats(
 def read_node_stats(node: NodeServices) -> Stats:
     """Yield the statistics of the node's process and its connections."""
     yield "pid", os.getpid()
+    yield "node_uuid", node.uuid
+    yield "start_id", node.start_id
     yield "uptime", int(node.loop.time() - node.started_at)
     yield "time", int(node.machine.time())
     yield "version", VERSION

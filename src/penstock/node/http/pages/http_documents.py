@@ -132,6 +132,7 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
         }
         if number == topology.own_number:
             document["thisNode"] = True
+            document["nodeUUID"], document["startId"] = node.uuid, node.start_id
             document["interestingStats"] = {"curr_items": items}
         found.append(document)
     return found
