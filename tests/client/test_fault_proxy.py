@@ -123,6 +123,22 @@ def test_black_hole_keeps_bytes_until_it_is_healed(sides):
     assert read(sides.accept(), 3) == b"too"
 
 
+@pytest.mark.parametrize("to", [*ProxySide])
+def test_black_hole_of_one_direction_passes_the_other_on(sides, to):
+    client, server = sides.connect()
+    sink, source = (client, server) if to is ProxySide.CLIENT else (server, client)
+    sides.proxy.black_hole(to)
+    source.sendall(b"held")
+    sink.sendall(b"passed")
+    assert read(source, 6) == b"passed"
+    sink.setblocking(False)
+    with pytest.raises(BlockingIOError):
+        sink.recv(1)
+    sink.settimeout(PATIENCE)
+    sides.proxy.heal()
+    assert read(sink, 4) == b"held"
+
+
 def test_refusing_proxy_resets_old_and_new_connections(sides):
     client, _ = sides.connect()
     sides.proxy.refuse()

@@ -36,18 +36,19 @@ class FaultFlow:
     Attributes:
         delay: seconds that each read waits before it is passed on.
         single_bytes: number of bytes that are still passed on one by one, in both directions together.
-        open: set unless the proxy is a black hole.
+        open: by the side that bytes go to: set unless the proxy is a black hole for them.
         refuses: whether new connections are reset at once.
     """
 
     def __init__(self) -> None:
-        self.open = asyncio.Event()
+        self.open = {side: asyncio.Event() for side in ProxySide}
         self.heal()
 
     def heal(self) -> None:
         """End all faults."""
         self.delay, self.single_bytes, self.refuses = 0.0, 0, False
-        self.open.set()
+        for each in self.open.values():
+            each.set()
 
     def split(self, data: bytes) -> list[bytes]:
         """Return the pieces in which data is passed on."""
@@ -80,7 +81,7 @@ class ProxiedConnection:
                 server = self.sockets[ProxySide.SERVER] = _make_socket()
                 await loop.sock_connect(server, target)
             for to, source in ((ProxySide.CLIENT, server), (ProxySide.SERVER, self.sockets[ProxySide.CLIENT])):
-                self.pumps[to] = loop.create_task(self._pump(source, self.sockets[to]))
+                self.pumps[to] = loop.create_task(self._pump(source, self.sockets[to], self._flow.open[to]))
             # A direction that `half_close` has ended is cancelled, which is no exception here.
             await asyncio.wait(self.pumps.values(), return_when=asyncio.FIRST_EXCEPTION)
             if any(pump.done() and not pump.cancelled() and pump.exception() for pump in self.pumps.values()):
@@ -96,13 +97,13 @@ class ProxiedConnection:
         if self.pumps:
             await asyncio.wait(self.pumps.values())
 
-    async def _pump(self, source: socket.socket, sink: socket.socket) -> None:
+    async def _pump(self, source: socket.socket, sink: socket.socket, is_open: asyncio.Event) -> None:
         loop, flow = asyncio.get_running_loop(), self._flow
         while data := await loop.sock_recv(source, _CHUNK):
             if seconds := max(flow.delay, self.lag):
                 await asyncio.sleep(seconds)
             for piece in flow.split(data):
-                await flow.open.wait()
+                await is_open.wait()
                 await loop.sock_sendall(sink, piece)
                 await asyncio.sleep(0)  # so that the other side may read a single byte
         with suppress(OSError):  # the other side may have ended the connection
@@ -149,18 +150,19 @@ class FaultProxy:
         accepted: the number of connections that clients have made.
     """
 
-    def __init__(self, target: tuple[str, int], loop: LoopThread) -> None:
+    def __init__(self, target: tuple[str, int], loop: LoopThread, port: int = 0) -> None:
         """Create a proxy whose port is bound. It listens once it is entered.
 
         Args:
             target: host and port of the server.
             loop: the thread that passes the bytes on. Several proxies may share it.
+            port: the port to bind; 0: a free one.
         """
         self.target = target
         self.accepted = 0
         self._loop = loop
         self._listener = _make_socket()
-        self._listener.bind(("127.0.0.1", 0))
+        self._listener.bind(("127.0.0.1", port))
         self.port: int = self._listener.getsockname()[1]
         self._flow = self._call(FaultFlow)
         self._connections: dict[asyncio.Task[None], ProxiedConnection] = {}
@@ -206,9 +208,14 @@ class FaultProxy:
         """
         self._call(lambda: setattr(self._flow, "single_bytes", count))
 
-    def black_hole(self) -> None:
-        """Pass nothing on until `heal`. Connections stay open, and new ones are accepted. No byte is lost."""
-        self._call(self._flow.open.clear)
+    def black_hole(self, to: ProxySide | None = None) -> None:
+        """Pass nothing on until `heal`. Connections stay open, and new ones are accepted. No byte is lost.
+
+        Args:
+            to: the side that gets nothing; None: both sides.
+        """
+        for side in ProxySide if to is None else (to,):
+            self._call(self._flow.open[side].clear)
 
     def refuse(self) -> None:
         """Reset all connections, and each new connection until `heal`: the server seems to be down."""
