@@ -8,7 +8,7 @@ import pytest
 
 from penstock.client.bucket import Bucket
 from penstock.client.cluster.map_publisher import MapPublisher
-from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover
+from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover, release_strays
 from penstock.client.connect.address import parse_address
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
@@ -195,6 +195,27 @@ def test_changes_that_the_target_has_lost_are_kept_at_the_source(nodes):
     with pytest.raises(UsageError, match="has lost changes of vbucket 1, expected all up to seqno 2"):
         finish_move_with_lost_changes(first, second)
     assert run(first, lambda: first.buckets["beer"].store.vbuckets[1].history.state) is VbucketState.DEAD
+
+
+@in_loop
+async def release_changes_of_its_own(first, second, state):
+    """Give vbuckets 1 and 2 to a node without their changes, and release them at the former owner."""
+    async with Bucket(parse_address(first.url("beer"))) as bucket, moving(first, second) as (_, publisher):
+        await bucket.upsert_many((str(number), b"v") for number in range(100))
+        layout, control = publisher.layout, publisher.get_control(make_endpoint(first))
+        target = layout.require_node(make_endpoint(second))
+        await publisher.publish(layout.set_owners({1: target, 2: target}))
+        await control.set_states([1, 2], state)
+        await release_strays(publisher, control)
+
+
+@pytest.mark.parametrize("state", [ACTIVE, VbucketState.DEAD])
+def test_changes_of_a_former_owner_alone_are_kept_and_named(nodes, state):
+    first, second = nodes
+    with pytest.raises(UsageError, match="has changes of its own in vbuckets 1-2, which belong to other nodes"):
+        release_changes_of_its_own(first, second, state)
+    kept = run(first, lambda: [each.history.state for each in first.buckets["beer"].store.vbuckets[1:3]])
+    assert kept == [VbucketState.DEAD] * 2
 
 
 @in_loop

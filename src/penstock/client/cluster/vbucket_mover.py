@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
@@ -317,8 +318,9 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     for vbucket in sorted(dead & filled - replaced):
         owner = layout.chains[vbucket][0]
         if owner != NO_NODE:
-            await wait_until_stored(vbucket, node, publisher.get_control(publisher.list_endpoints(layout)[owner]))
-            replaced.add(vbucket)
+            with suppress(UsageError):  # the owner does not have its changes
+                await wait_until_stored(vbucket, node, publisher.get_control(publisher.list_endpoints(layout)[owner]))
+                replaced.add(vbucket)
     await node.set_states(replaced, VbucketState.REPLICA)
     await node.delete_vbuckets((active | dead) - filled)
     kept = sorted(filled - replaced)
