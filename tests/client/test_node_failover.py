@@ -168,6 +168,32 @@ def test_copies_of_the_chain_are_promoted_without_risk(stack):
     assert (len(result.promoted), result.lost, result.risks) == (VBUCKETS, (), {})
 
 
+def test_node_that_is_failed_over_again_knows_that_it_owns_nothing(stack):
+    """The second failover reaches it, and the map of the others does not have it any more."""
+    active, first, second = (start(stack) for _ in range(3))
+    write(active, 0, 50)
+    asyncio.run(copy_to(active, first, second))
+    nodes = [make_endpoint(first), make_endpoint(second)]
+    for promoted in (VBUCKETS, 0):
+        result = asyncio.run(fail_safely(active, first, second))
+        assert (len(result.promoted), result.is_reachable) == (promoted, True)
+        pushed = run(active, lambda: active.buckets["beer"].cluster_map.pushed)
+        owned = pushed.find_owned()
+        assert (set(owned.own), {*owned.foreign}) == (set(), {*range(VBUCKETS)})
+        assert asyncio.run(list_nodes(active, first, second)) == [*nodes, make_endpoint(active)]
+
+
+async def list_nodes(*nodes):
+    """Return the nodes of the newest map, and those that it has left out."""
+    publisher = MapPublisher(make_address(nodes[0]))
+    try:
+        for node in nodes:
+            await publisher.load(make_endpoint(node))
+        return publisher.list_endpoints(publisher.layout)
+    finally:
+        await publisher.close()
+
+
 def test_nothing_changes_if_changes_may_be_lost(stack):
     active, first, second = (start(stack) for _ in range(3))
     write(active, 0, 50)

@@ -131,10 +131,10 @@ class MapPublisher:
     async def _send(self, layout: MapLayout, endpoints: Iterable[Endpoint]) -> bool:
         """Send a layout with the next version. Return whether no node has a newer map."""
         version = find_next_version(self._documents)
-        shown, before = layout.replace_endpoints(self._shown), self.layout.replace_endpoints(self._shown)
+        shown = layout.replace_endpoints(self._shown)
         for endpoint in endpoints:
             own = self._shown.get(endpoint, endpoint)
-            outside = next((node for node in before.nodes if node.is_at(own)), None)
+            outside = None if shown.find_node(own) != NO_NODE else await self._find_removed(endpoint, own)
             document = make_map_document(self._base, shown, version, own, outside)
             try:
                 await self.get_control(endpoint).push_map(document)
@@ -145,6 +145,18 @@ class MapPublisher:
         self.layout, self._version = layout, find_next_version([{"revEpoch": version[0], "rev": version[1]}])
         self._documents.append({"revEpoch": version[0], "rev": version[1]})
         return True
+
+    async def _find_removed(self, endpoint: Endpoint, own: Endpoint) -> MapNode:
+        """Return a node that a new map leaves out. If an earlier map has left it out, it names itself.
+
+        Args:
+            endpoint: the node.
+            own: host and port at which clients reach it.
+        """
+        before = self.layout.replace_endpoints(self._shown)
+        found = next((node for node in before.nodes if node.is_at(own)), None)
+        found = found or read_own_node(await self.get_control(endpoint).read_map(), endpoint)
+        return found or MapNode(own, {"kv": own[1]})
 
     async def adopt_map(self, endpoint: Endpoint, sent: MapLayout | None = None) -> bool:
         """Continue from the map of a node if it is newer: the bucket has changed, for example its collections.
