@@ -154,7 +154,7 @@ class Orchestrator:
             for bucket in self._file.buckets:
                 address = self._file.make_address(bucket.name)
                 lock = await stack.enter_async_context(OrchestratorLock(address, LockRole.STREAMS))
-                await lock.take(endpoints)
+                await lock.take_reachable(endpoints)
 
                 def note(running: int, lag: int, name: str = bucket.name) -> None:
                     report(name, running, lag)
