@@ -94,8 +94,10 @@ async def wait_for_the_map(process):
 
 @pytest.mark.process
 @pytest.mark.long
-def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
+@pytest.mark.parametrize("lost", [0, 2], ids=["first of the file", "last of the file"])
+def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes, lost):
     file = write_file(tmp_path / "lab.toml", processes)
+    rest = [process for process in processes if process is not processes[lost]]
     assert run("cluster", "apply", file).code == 0
     again = run("cluster", "apply", file)
     assert (again.code, again.out) == (0, "no difference\n")
@@ -108,15 +110,17 @@ def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
         second = run("cluster", "run", file)
         assert (second.code, f"process {keeping.pid} of" in second.err) == (2, True)
         write(processes, b"three nodes")
-        processes[2].kill()
+        processes[lost].kill()
         assert read_status(run, file)[0] == 1
-        assert run("cluster", "failover", file, name(processes[2]), "--rebalance").code == 0
-        code, rows = read_status(run, write_file(tmp_path / "two.toml", processes[:2]))
+        assert run("cluster", "failover", file, name(processes[lost]), "--rebalance").code == 0
+        code, rows = read_status(run, write_file(tmp_path / "two.toml", rest))
         assert (code, {row["state"] for row in rows}) == (0, {"ok"})
-        assert read(processes[:2]) == {b"three nodes"}
-        write(processes[:2], b"two nodes")
-        processes[2].start()
-        asyncio.run(asyncio.wait_for(wait_for_the_map(processes[2]), PATIENCE))
+        assert read(rest) == {b"three nodes"}
+        write(rest, b"two nodes")
+        processes[lost].start()
+        asyncio.run(asyncio.wait_for(wait_for_the_map(processes[lost]), PATIENCE))
+        refused = run("cluster", "remove", file, name(processes[1]))  # the node is not in the map before the next apply
+        assert (refused.code, "1 replicas on 1 nodes" in refused.err, "takeover" in refused.out) == (2, True, False)
         check = run("cluster", "apply", file, "--check")
         assert (check.code, "vbuckets to move" in check.out) == (1, True)
         assert run("cluster", "apply", file).code == 0
@@ -128,9 +132,18 @@ def test_node_dies_is_failed_over_and_returns(run, tmp_path, processes):
         assert (code, {row["owner"] for row in rows}) == (0, {name(processes[0]), name(processes[2])})
         write([processes[0], processes[2]], b"removed")
         assert read([processes[0]]) == {b"removed"}
+        assert run("cluster", "rebalance", file).code == 0
+        code, rows = read_status(run, file)
+        assert (code, {row["owner"] for row in rows}) == (0, set(map(name, processes)))
+        assert list_http_ports(processes[0]) == {process.ports[1] for process in processes}
     finally:
         keeping.kill()
         keeping.communicate(timeout=PATIENCE)
+
+
+def list_http_ports(process):
+    """Return the ports for HTTP in the map of a node."""
+    return {entry["services"]["mgmt"] for entry in process.web.get_json("/pools/default/b/beer")["nodesExt"]}
 
 
 def test_new_bucket_is_spread_without_moves(run, tmp_path, processes):
@@ -158,6 +171,25 @@ def test_bucket_with_documents_is_spread_by_moves(run, tmp_path, processes):
     other = write_file(tmp_path / "other.toml", processes[:2])
     refused = run("cluster", "apply", other)
     assert (refused.code, f"the map of beer has node {name(processes[2])}" in refused.err) == (2, True)
+
+
+def test_new_node_may_be_the_first_of_the_file(run, tmp_path, processes):
+    assert run("cluster", "apply", write_file(tmp_path / "two.toml", processes[1:], 0)).code == 0
+    write(processes[1:], b"two nodes")
+    assert run("cluster", "apply", write_file(tmp_path / "three.toml", processes, 0)).code == 0
+    code, rows = read_status(run, tmp_path / "three.toml")
+    assert (code, {row["owner"] for row in rows}) == (0, set(map(name, processes)))
+    assert read(processes[:1]) == {b"two nodes"}
+
+
+def test_removed_node_gets_vbuckets_by_move(run, tmp_path, processes):
+    file = write_file(tmp_path / "lab.toml", processes)
+    assert run("cluster", "apply", file).code == 0
+    assert run("cluster", "remove", file, name(processes[2])).code == 0
+    vbucket = next(row["vbucket"] for row in read_status(run, file)[1] if row["owner"] == name(processes[0]))
+    first, last = (f"couchbase://{name(processes[at])}/beer" for at in (0, 2))
+    assert run("move", "--vbucket", vbucket, "--from", first, "--to", last).code == 0
+    assert read_status(run, file)[1][vbucket]["owner"] == name(processes[2])
 
 
 def test_bucket_with_another_number_of_vbuckets_is_refused(run, tmp_path, processes):

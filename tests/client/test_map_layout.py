@@ -21,6 +21,7 @@ from penstock.client.replication.map_layout import (
     make_map_document,
     read_map_layout,
     read_own_address,
+    read_own_node,
 )
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError
@@ -182,6 +183,36 @@ def test_own_address_is_marked_in_the_map():
     document = make_map_document({}, layout, (2, 1), NODES[1].endpoint)
     assert read_own_address(document, ("localhost", 9)) == "10.0.0.1:11210"
     assert read_own_address({"vBucketServerMap": document["vBucketServerMap"]}, ("h", 9)) == "h:9"
+
+
+@pytest.mark.parametrize(
+    ("document", "endpoint", "services"),
+    [
+        (
+            {"nodesExt": [{"services": {"kv": 1}}, {"services": {"kv": 2, "kvSSL": 9}, "thisNode": True}]},
+            ("a", 2),
+            {"kv": 2, "kvSSL": 9},
+        ),
+        (
+            {"nodesExt": [{"services": {"kv": 9, "mgmt": 3}, "hostname": "b", "thisNode": True}]},
+            ("b", 9),
+            {"kv": 9, "mgmt": 3},
+        ),
+    ],
+)
+def test_node_reports_its_own_ports(document, endpoint, services):
+    assert read_own_node(document, ("a", 9)) == MapNode(endpoint, services)
+
+
+@pytest.mark.parametrize("document", [{}, {"nodesExt": [{"services": {"kv": 1}}]}])
+def test_map_may_leave_its_node_unmarked(document):
+    assert read_own_node(document, ("a", 9)) is None
+
+
+@pytest.mark.parametrize("entries", [5, [5], [{"thisNode": True}], [{"thisNode": True, "services": {"kv": "x"}}]])
+def test_garbage_in_place_of_own_ports_is_a_protocol_error(entries):
+    with pytest.raises(RemoteProtocolError, match="without ports of its node"):
+        read_own_node({"nodesExt": entries}, ("a", 9))
 
 
 def test_replicas_of_unrelated_histories_are_compared_by_seqno():

@@ -124,6 +124,8 @@ async def _move(origin: Address, destination: Address | None, options: MoveOptio
     async def work(stop: asyncio.Event) -> None:
         addresses = (origin, *((destination,) if destination is not None else ()))
         async with open_map(origin, [address.hosts[0] for address in addresses]) as publisher:
+            if destination is not None:
+                await publisher.add_node(destination.hosts[0])
             check_replicas(options.replicas or 0, len(publisher.layout.nodes))
             mover = VbucketMover(publisher, origin, report)
             for vbuckets, source, target in _plan(publisher, origin, destination, options):

@@ -8,6 +8,7 @@ from typing import Any
 
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
 from penstock.client.connect.address import Address
+from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
@@ -47,7 +48,7 @@ class MapPublisher:
         self._hidden = {each: endpoint for endpoint, each in self._shown.items()}
         self._base: Mapping[str, Any] = {}
         self._version: MapVersion = (0, 0)  # of the layout
-        self._alone: list[MapNode] = []  # nodes that stood alone when they were loaded
+        self._added: list[MapNode] = []  # nodes that belong to the layout, and that the newest map may not have
         self._documents: list[Mapping[str, Any]] = []
 
     async def close(self) -> None:
@@ -78,10 +79,9 @@ class MapPublisher:
         return _is_shared(self._base)
 
     async def load(self, endpoint: Endpoint) -> None:
-        """Read the map of a node. The newest map that several nodes share is used, also after nodes have left it.
+        """Read the map of a node. The newest map that several nodes share is used, and the order of reading is free.
 
-        A node that stands alone is added to the layout: its own map has that node only, and every vbucket there. So is
-        a node whose map is older, or gives it nothing.
+        A node that stands alone is added to the layout: its own map has that node only, and every vbucket there.
 
         Raises:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
@@ -92,26 +92,30 @@ class MapPublisher:
             raise RemoteProtocolError(
                 f"{format_endpoint(*endpoint)} has {len(layout.chains)} vbuckets, expected {len(known.chains)}"
             )
-        version, is_shared = find_next_version([document]), _is_shared(document)
-        own = [node for node in layout.nodes if not is_shared or node.is_at(endpoint)]
-        outside = self._find_outside(document, endpoint, layout)
-        may_replace = all(layout.find_node(node.endpoint) >= 0 for node in known.nodes)
-        may_replace = may_replace or (is_shared and self.has_shared_map)
-        if version > self._version and may_replace:
-            self._base, self._version = document, version
-            self.layout = layout.add_nodes([*self._alone, *outside])
-        else:
-            self.layout = known.add_nodes([*own, *outside])
-        self._alone += outside if is_shared else own
+        rank = (_is_shared(document), find_next_version([document]))
+        if not known.chains or (rank[0] and rank > (self.has_shared_map, self._version)):
+            self._base, self._version, self.layout = document, rank[1], layout.add_nodes(self._added)
+        if not rank[0]:
+            self._add_nodes(layout.nodes)
         self._documents.append(document)
 
-    def _find_outside(self, document: Mapping[str, Any], endpoint: Endpoint, layout: MapLayout) -> list[MapNode]:
-        """Return the node that has sent a map if the map gives it nothing, for example after its failover."""
-        own = read_own_node(document, endpoint)
-        if own is None:
-            return []
-        own = own.move_to(self._hidden.get(own.endpoint, own.endpoint))
-        return [own] if layout.find_node(own.endpoint) == NO_NODE else []
+    async def add_node(self, endpoint: Endpoint) -> None:
+        """Add a node to the layout that has left the map, or was failed over. Other nodes stay as they are.
+
+        Its ports are read from the map that it sends without a bucket: no map of the bucket may have them any more.
+
+        Raises:
+            UsageError: it is a node of the layout, under another name.
+        """
+        if self.layout.find_node(endpoint) == NO_NODE:
+            await check_identities(map(self.get_control, [*self.list_endpoints(self.layout), endpoint]))
+            document = await self.get_control(endpoint).read_node_map()
+            alone = MapNode(endpoint, {"kvSSL" if self.tls else "kv": endpoint[1]})
+            self._add_nodes([read_own_node(document, endpoint) or alone])
+
+    def _add_nodes(self, nodes: Sequence[MapNode]) -> None:
+        self._added += nodes
+        self.layout = self.layout.add_nodes(nodes)
 
     async def publish(self, layout: MapLayout, first: Endpoint | None = None, removed: Iterable[Endpoint] = ()) -> None:
         """Send a new map to all of its nodes. A bucket that has changed otherwise keeps these changes.
@@ -177,7 +181,7 @@ class MapPublisher:
             return False
         expected = self.layout.list_places(), (sent or self.layout).list_places()
         layout = read_map_layout(document, endpoint).replace_endpoints(self._hidden)
-        self._base, self._version, self.layout = document, version, layout.add_nodes(self._alone)
+        self._base, self._version, self.layout = document, version, layout.add_nodes(self._added)
         self._documents.append(document)
         if layout.list_places() not in expected:
             raise KeyExists(

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from penstock.client.cluster.balance_moves import choose_owners, plan_moves
@@ -102,6 +103,7 @@ class Orchestrator:
             check_replicas(bucket.replicas, len(rest.nodes))
         for bucket in self._file.buckets:
             async with self._open_map(bucket, self._file) as publisher:
+                check_replicas(bucket.replicas, len(publisher.layout.remove_node(node.endpoint).nodes))
                 await self._move_all(publisher, bucket, [node.endpoint])
                 await publisher.publish(publisher.layout.remove_node(node.endpoint), removed=[node.endpoint])
 
@@ -131,7 +133,7 @@ class Orchestrator:
                     raise UsageError(f"bucket {bucket.name}: {error}") from error
                 report(bucket.name, result)
                 if rebalances:
-                    most = len(rest.nodes) - 1
+                    most = len(publisher.layout.nodes) - 1
                     await self._move_all(publisher, replace(bucket, replicas=min(bucket.replicas, most)))
 
     async def run(self, report: Callable[[str, int, int], None]) -> None:
@@ -150,7 +152,7 @@ class Orchestrator:
             for control in controls:
                 stack.push_async_callback(control.close)
             await check_identities(controls)
-            kept: list[Coroutine[Any, Any, None]] = [_watch_identities(controls)]
+            kept: list[Callable[[], Coroutine[Any, Any, None]]] = [partial(_watch_identities, controls)]
             for bucket in self._file.buckets:
                 address = self._file.make_address(bucket.name)
                 lock = await stack.enter_async_context(OrchestratorLock(address, LockRole.STREAMS))
@@ -160,7 +162,7 @@ class Orchestrator:
                     report(name, running, lag)
 
                 replication = await stack.enter_async_context(MapReplication(address, note))
-                kept += [lock.hold(endpoints), replication.wait(), keep_maps_new(address, endpoints)]
+                kept += [partial(lock.hold, endpoints), replication.wait, partial(keep_maps_new, address, endpoints)]
             await _run_all(kept)
 
     async def read_rows(self, bucket: BucketEntry) -> list[VbucketRow]:
@@ -229,6 +231,8 @@ class Orchestrator:
         """
         async with self._open_map(bucket, self._file) as publisher:
             self._check_nodes(bucket, publisher.list_endpoints(publisher.layout))
+            for node in self._file.nodes:
+                await publisher.add_node(node.endpoint)
             reports = await asyncio.gather(*map(read_report, _list_controls(publisher)))
             # Each node of a new bucket has all vbuckets: they are no difference of their own.
             strays = find_strays(publisher.layout, reports) if publisher.has_shared_map else [set() for _ in reports]
@@ -280,9 +284,9 @@ async def _watch_identities(controls: Sequence[NodeControl]) -> None:
         await check_identities(controls)
 
 
-async def _run_all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+async def _run_all(works: Iterable[Callable[[], Coroutine[Any, Any, None]]]) -> None:
     """Run works together. The failure of one ends the others, and is raised."""
-    tasks = [asyncio.ensure_future(work) for work in works]
+    tasks = [asyncio.ensure_future(work()) for work in works]
     try:
         await asyncio.gather(*tasks)
     finally:

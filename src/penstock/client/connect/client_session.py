@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 from contextvars import ContextVar
 from dataclasses import replace
 from random import Random, SystemRandom
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.client.connect.handshake import COMMANDS, NodeWithoutData, Purpose, RefusedDeleteTimes, perform_handshake
+from penstock.client.connect.handshake import (
+    COMMANDS,
+    NodeWithoutData,
+    Purpose,
+    RefusedDeleteTimes,
+    begin_handshake,
+    perform_handshake,
+)
 from penstock.client.connect.map_request import request_http_map
-from penstock.client.connect.node_link import NodeLink
+from penstock.client.connect.node_link import UNSUPPORTED_STATUSES, NodeLink
 from penstock.client.connect.retry import is_retriable
 from penstock.client.connect.tls_context import make_tls_context
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
@@ -31,6 +38,10 @@ from penstock.errors import (
     StatusError,
 )
 from penstock.wire.codec.constants import Feature
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.kv import GetClusterConfig
+
+T = TypeVar("T")
 
 _SYSTEM = SystemRandom()
 
@@ -168,14 +179,44 @@ async def _list_places(address: Address, endpoints: Iterable[Endpoint]) -> list[
     return list(dict.fromkeys((*(place for place in places if place not in address.http_hosts), *found.endpoints)))
 
 
+async def request_node_map(endpoint: Endpoint, address: Address) -> bytes:
+    """Return the map of a node that names no bucket: its own ports. It is empty if the node has none.
+
+    Raises the errors of `open_session`.
+
+    Args:
+        endpoint: host and port of the node.
+        address: any of its buckets, for options and credentials.
+    """
+
+    async def ask(link: NodeLink) -> bytes:
+        await begin_handshake(link, endpoint, address, COMMANDS)
+        accept = (*UNSUPPORTED_STATUSES, Status.NO_BUCKET)
+        reply = await link.request(GetClusterConfig(), address.options.connect_timeout, accept=accept)
+        await link.close()
+        return b"" if reply.specific else bytes(reply.value)
+
+    return await _connect(endpoint, address, COMMANDS, ask)
+
+
 async def _open_session_at(endpoint: Endpoint, address: Address, purpose: Purpose) -> ClientSession:
+    async def prepare(link: NodeLink) -> ClientSession:
+        agreed = await perform_handshake(link, endpoint, address, purpose)
+        return ClientSession(link, endpoint, agreed.map, agreed.features)
+
+    return await _connect(endpoint, address, purpose, prepare)
+
+
+async def _connect(
+    endpoint: Endpoint, address: Address, purpose: Purpose, prepare: Callable[[NodeLink], Awaitable[T]]
+) -> T:
+    """Return the result of a function of a new connection, which is closed if the function fails."""
     (host, port), timeout = endpoint, address.options.connect_timeout
     tls = make_tls_context(address.options) if address.tls else None
     link = await NodeLink.open(host, port, timeout, purpose.on_stream, purpose.dialect, tls=tls)
     try:
         async with asyncio.timeout(timeout):
-            agreed = await perform_handshake(link, endpoint, address, purpose)
-            return ClientSession(link, endpoint, agreed.map, agreed.features)
+            return await prepare(link)
     except TimeoutError:
         await link.close()
         peer = format_endpoint(host, port)

@@ -44,6 +44,7 @@ __all__ = [
     "NodeWithoutData",
     "Purpose",
     "RefusedDeleteTimes",
+    "begin_handshake",
     "choose_address_login",
     "perform_handshake",
 ]
@@ -162,8 +163,7 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
         StatusError, OperationTimeout, ConnectionClosed: as NodeLink.request raises them.
     """
     purpose.listen_to(link, endpoint, address)
-    features = await _negotiate_features(link, address, purpose)
-    await _log_in(link, endpoint, address)
+    features = await begin_handshake(link, endpoint, address, purpose)
     is_selected = await _select_bucket(link, address, features)
     found = await request_cluster_map(link, endpoint, address, is_selected=is_selected)
     if purpose.must_have_data and endpoint not in found.endpoints:
@@ -173,6 +173,16 @@ async def perform_handshake(link: NodeLink, endpoint: Endpoint, address: Address
     elif purpose.stream_name:
         link.transport.enable_keepalive()
     return HandshakeResult(features, found)
+
+
+async def begin_handshake(link: NodeLink, endpoint: Endpoint, address: Address, purpose: Purpose) -> frozenset[int]:
+    """Negotiate features and log in. Returns the features; the connection has no bucket.
+
+    Raises the errors of `perform_handshake`.
+    """
+    features = await _negotiate_features(link, address, purpose)
+    await _log_in(link, endpoint, address)
+    return features
 
 
 async def _negotiate_features(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:

@@ -197,34 +197,37 @@ def read_own_address(document: Mapping[str, Any], dialled: Endpoint) -> str:
         dialled: host and port of the connection. They are the name if the map does not mark its node.
 
     Raises:
-        RemoteProtocolError: as in `read_map_layout`.
+        RemoteProtocolError: the map is malformed.
     """
     own = read_own_node(document, dialled)
     return format_endpoint(*dialled) if own is None else own.address
 
 
 def read_own_node(document: Mapping[str, Any], dialled: Endpoint) -> MapNode | None:
-    """Return the node that has sent a map, as the map marks it. It may stand behind the nodes of the bucket.
+    """Return the node that has sent a map, as the map marks it. The map may name no bucket, or leave the node out.
 
     Args:
         document: the map.
         dialled: host and port of the connection.
 
     Returns:
-        The node; None if the map marks none.
+        The node; None if the map does not mark one.
 
     Raises:
-        RemoteProtocolError: as in `read_map_layout`.
+        RemoteProtocolError: the map is malformed.
     """
-    nodes, entries = read_map_layout(document, dialled).nodes, document.get("nodesExt") or []
-    marked = [at for at, entry in enumerate(entries) if entry.get("thisNode")]
-    if len(marked) != 1 or len(entries) < len(nodes):
-        return None
-    if marked[0] < len(nodes):
-        return nodes[marked[0]]
-    entry = entries[marked[0]]
-    host, port = entry.get("hostname", _ANY_HOST), entry.get("services", {}).get("kv", dialled[1])
-    return _read_node(format_endpoint(host, port), entry, dialled)
+    try:
+        servers, entries = document.get("vBucketServerMap", {}).get("serverList", ()), document.get("nodesExt") or ()
+        marked = [at for at, entry in enumerate(entries) if entry.get("thisNode")]
+        if len(marked) != 1 or len(entries) < len(servers):
+            return None
+        at, entry = marked[0], entries[marked[0]]
+        if at < len(servers):
+            return _read_node(servers[at], entry, dialled)
+        host, port = entry.get("hostname", _ANY_HOST), entry["services"].get("kv", dialled[1])
+        return _read_node(format_endpoint(host, port), entry, dialled)
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise RemoteProtocolError(f"cluster map without ports of its node: {error}") from None
 
 
 def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapNode:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from penstock.client.connect.address import MAX_VBUCKETS, Address
-from penstock.client.connect.client_session import ClientSession, open_session
+from penstock.client.connect.client_session import ClientSession, open_session, request_node_map
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.retry import run_with_retry
@@ -29,7 +29,6 @@ from penstock.wire.messages.cluster import SetClusterConfig
 from penstock.wire.messages.kv import (
     DelVbucket,
     GetClusterConfig,
-    Noop,
     SetVbucket,
 )
 from penstock.wire.values.peer_json import read_peer_json
@@ -171,16 +170,17 @@ class NodeControl:
             if reply.specific != Status.SUCCESS and reply.specific not in accept:
                 raise make_refusal_error(request, reply)
 
-    async def wait_until_handled(self) -> None:
-        """Wait for the answer to a NOOP."""
-        await self._ask(lambda link, timeout: link.request(Noop(), timeout))
-
     # The map
 
     async def read_map(self) -> dict[str, Any]:
         """Return the bucket's cluster map. Raises RemoteProtocolError if the node has none."""
         reply = await self._ask(lambda link, timeout: link.request(GetClusterConfig(), timeout))
         return read_peer_json(reply.value, dict[str, Any], "cluster map")
+
+    async def read_node_map(self) -> dict[str, Any]:
+        """Return the map that the node sends without a bucket, which has its own ports. Empty if it has none."""
+        text = await self._run(lambda: request_node_map(self.endpoint, self.address))
+        return read_peer_json(text, dict[str, Any], "map of the node") if text else {}
 
     async def push_map(self, document: Mapping[str, Any]) -> None:
         """Send a cluster map, whose `rev` and `revEpoch` are its revision.
