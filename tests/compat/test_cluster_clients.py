@@ -7,7 +7,7 @@ import pytest
 
 from penstock.client.documents.document import compute_vbucket
 from tests.compat.cluster_clients import VBUCKETS, DrivenCluster, WriterRecord
-from tests.compat.installed import require_package
+from tests.compat.installed import find_go_program, make_java_command, require_package
 from tests.compat.running import Program
 
 pytestmark = pytest.mark.long
@@ -21,6 +21,8 @@ def make_python_command(client):
 WRITERS = {
     "Penstock": lambda: make_python_command("penstock"),
     "Python SDK": lambda: make_python_command("couchbase"),
+    "Java SDK": lambda: make_java_command("Write"),
+    "gocb": lambda: [find_go_program("write")],
 }
 
 
