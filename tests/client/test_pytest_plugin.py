@@ -261,6 +261,8 @@ def test_vbuckets_move_and_nodes_leave_and_return(penstock_cluster):
     bucket.move(range(4), to=0)
     assert [bucket.find_owner(vbucket) for vbucket in range(5)] == [0, 0, 0, 0, 1]
     check_documents(bucket.url, 60)
+    served = cluster.nodes[1].call(lambda node: node.buckets[bucket.name].cluster_map.content)
+    assert {each["services"]["mgmt"] for each in served["nodesExt"]} == {node.http_port for node in cluster.nodes}
 
 
 def test_failover_loses_the_changes_after_the_last_copy(penstock_cluster):
@@ -288,6 +290,54 @@ def test_replicas_go_to_nodes_of_the_map(penstock_cluster):
     cluster.nodes[0].stop()
     assert bucket.fail_over(0).lost == ()
     check_documents(bucket.url, 40)
+
+
+@in_loop
+async def write_durably(url, first, behind):
+    async with penstock.connect(f"{url}?operationTimeout={PATIENCE:g}") as bucket:
+        for number in range(first, behind):
+            await bucket.upsert(f"k{number}", b"v", durability="majority")
+
+
+def test_kept_replicas_lose_no_change_of_a_lost_node(penstock_cluster):
+    cluster = penstock_cluster(3, replicas=1)
+    bucket = cluster.bucket
+    write_durably(bucket.url, 0, 20)
+    write(bucket.url, 20, 60)
+    bucket.replicate()
+    cluster.nodes[1].stop()
+    result = bucket.fail_over(1)
+    assert (result.lost, result.risks) == ((), {})
+    check_documents(bucket.url, 60)
+
+
+def test_replicas_follow_moves_restarts_and_new_buckets(penstock_cluster):
+    cluster = penstock_cluster(3, replicas=1)
+    bucket = cluster.bucket
+    bucket.move(range(8), to=2)
+    bucket.remove_node(0)
+    write_durably(bucket.url, 0, 20)
+    bucket.move(range(4), to=0)
+    cluster.nodes[2].restart()
+    write_durably(bucket.url, 20, 40)
+    check_documents(bucket.url, 40)
+    bucket.recreate()
+    write_durably(bucket.url, 0, 20)
+    check_documents(bucket.url, 20)
+
+
+def test_faults_of_the_proxies_hinder_no_change_of_the_cluster(penstock_cluster):
+    cluster = penstock_cluster(3, replicas=1)
+    bucket = cluster.bucket
+    write_durably(bucket.url, 0, 20)
+    for node in cluster.nodes:
+        node.proxy.black_hole()
+    bucket.move(range(4), to=2)
+    bucket.replicate()
+    assert bucket.fail_over(0).lost == ()
+    cluster.heal()
+    assert {bucket.find_owner(vbucket) for vbucket in range(bucket.vbuckets)} == {1, 2}
+    check_documents(bucket.url, 20)
 
 
 async def read_documents(url):

@@ -114,18 +114,21 @@ def penstock_cluster(
 
     with ExitStack() as stack:
 
-        def start(nodes: int = 3, *, vbuckets: int | None = None, bucket: str | None = None) -> PenstockCluster:
+        def start(
+            nodes: int = 3, *, vbuckets: int | None = None, bucket: str | None = None, replicas: int = 0
+        ) -> PenstockCluster:
             """Return a running cluster.
 
             Args:
                 nodes: the number of nodes.
                 vbuckets: the number of vbuckets; None: the option of the ini file.
                 bucket: the name of the bucket; None: a name of its own.
+                replicas: the number of copies of each vbucket that are kept up to date.
             """
             count = _read_vbuckets(pytestconfig) if vbuckets is None else vbuckets
             directory = tmp_path_factory.mktemp("penstock-cluster")
             cluster = stack.enter_context(PenstockCluster.running(nodes, directory, count))
-            cluster.create_bucket(bucket)
+            cluster.create_bucket(bucket, replicas=replicas)
             return cluster
 
         yield start

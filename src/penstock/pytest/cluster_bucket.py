@@ -3,36 +3,30 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
-from contextlib import asynccontextmanager
-from typing import TypeVar
+import time
+from collections.abc import Iterable, Mapping, Sequence
 
 from penstock.client.blocking import LoopThread
-from penstock.client.cluster.map_publisher import MapPublisher
-from penstock.client.cluster.node_failover import FailoverResult, fail_over
-from penstock.client.cluster.vbucket_mover import VbucketMover
-from penstock.client.connect.address import parse_address
+from penstock.client.cluster.cluster_file import BucketEntry
+from penstock.client.cluster.node_failover import FailoverResult
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.replication.map_layout import MapNode
-from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.errors import UsageError
+from penstock.errors import OperationTimeout, UsageError
 from penstock.names import quote_part
 from penstock.node import Node
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.vbucket_events import VbucketEvent
+from penstock.pytest.bucket_orchestration import BucketOrchestration
 from penstock.pytest.proxied_node import PenstockNode
-from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import Dialect, VbucketState
+from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["PenstockBucket"]
 
-T = TypeVar("T")
-
-_CALL_SECONDS = 120.0
+_REPLICA_SECONDS = 120.0
+_POLL_SECONDS = 0.02
 
 
 class PenstockBucket:
-    """A bucket on all nodes of a cluster.
+    """A bucket on all nodes of a cluster, which the orchestrator of `penstock cluster` drives.
 
     Methods block until the change is done, and may be called from any thread. They reach the nodes without the proxies,
     so injected faults do not hinder them.
@@ -43,19 +37,31 @@ class PenstockBucket:
         nodes: the nodes of the cluster.
     """
 
-    def __init__(self, name: str, vbuckets: int, nodes: Sequence[PenstockNode], loop: LoopThread) -> None:
+    def __init__(
+        self,
+        name: str,
+        vbuckets: int,
+        nodes: Sequence[PenstockNode],
+        loop: LoopThread,
+        *,
+        routes: Mapping[Endpoint, Endpoint],
+        replicas: int = 0,
+    ) -> None:
         """Create a bucket that exists on no node yet. `create` creates it.
 
         Args:
             name: the name of the bucket.
             vbuckets: the number of its vbuckets, a power of two.
             nodes: the nodes of the cluster, all of them running.
-            loop: the thread that moves vbuckets.
+            loop: the thread of the orchestrator.
+            routes: host and port of the proxy of a node -> those of the node itself.
+            replicas: the number of copies of each vbucket that are kept up to date.
         """
         self.name = name
         self.vbuckets = vbuckets
         self.nodes = nodes
-        self._loop = loop
+        bucket = BucketEntry(name=name, vbuckets=vbuckets, replicas=replicas)
+        self._orchestration = BucketOrchestration(bucket, nodes, loop, routes)
 
     @property
     def url(self) -> str:
@@ -64,16 +70,29 @@ class PenstockBucket:
         return f"couchbase://{hosts}/{quote_part(self.name)}"
 
     def create(self) -> None:
-        """Create the bucket on all nodes, with a new uuid."""
-        spec = BucketSpec(name=self.name, vbuckets=self.vbuckets, uuid=secrets.token_hex(16))
+        """Create the bucket on all nodes, with a new uuid, and spread its vbuckets and replicas over them."""
+        # With one uuid from the beginning: a client that follows the bucket would else take it for several new ones.
+        orchestration, uuid = self._orchestration, secrets.token_hex(16)
+        replicas = orchestration.bucket.replicas
+        spec = BucketSpec(name=self.name, vbuckets=self.vbuckets, replicas=replicas, uuid=uuid)
         for node in self.nodes:
             node.run(node.node.buckets.create(spec))
+        orchestration.members = [*self.nodes]
+        if len(self.nodes) > 1:  # a node that stands alone has all vbuckets, and a map of its own
+            orchestration.run(lambda orchestrator: orchestrator.apply(lambda difference: None))
+        if replicas:
+            orchestration.start_streams()
 
     def delete(self) -> None:
         """Delete the bucket on all nodes that run. A bucket that does not exist stays so."""
+        self.stop_streams()
         for node in self._list_running():
             if node.call(lambda running: self.name in running.buckets):
                 node.run(node.node.buckets.delete(self.name))
+
+    def stop_streams(self) -> None:
+        """End the streams that keep replicas up to date."""
+        self._orchestration.stop_streams()
 
     def recreate(self) -> None:
         """Delete the bucket, and create an empty one of the same name with a new uuid."""
@@ -87,7 +106,7 @@ class PenstockBucket:
         if not 0 <= vbucket < self.vbuckets:
             raise UsageError(f"vbucket {vbucket} of bucket {self.name!r}, expected 0 to {self.vbuckets - 1}")
         for node in self._list_running():
-            if vbucket in self._list_active(node):
+            if vbucket in self._read_seqnos(node, VbucketState.ACTIVE):
                 return node.index
         return None
 
@@ -128,23 +147,16 @@ class PenstockBucket:
             UsageError: a vbucket is active on no running node, or the node is stopped.
         """
         wanted = [vbuckets] if isinstance(vbuckets, int) else sorted(set(vbuckets))
-        by_owner: dict[int, list[int]] = {}
-        for vbucket in wanted:
-            by_owner.setdefault(self._require_owner(vbucket).index, []).append(vbucket)
-        by_owner.pop(to, None)
-        target = self._find_node(to).endpoint
-
-        async def run(publisher: MapPublisher) -> None:
-            publisher.layout = publisher.layout.add_nodes([MapNode(target, {"kv": target[1]})])
-            mover = VbucketMover(publisher, parse_address(self._make_direct_url(target)))
-            for owner, each in by_owner.items():
-                await mover.move(each, self.nodes[owner].endpoint, target)
-
-        if by_owner:
-            self._orchestrate(run)
+        target = self._find_node(to)
+        if {self._require_owner(vbucket) for vbucket in wanted} <= {target}:
+            return
+        orchestration = self._orchestration
+        if target not in orchestration.members:
+            orchestration.members.append(target)
+        orchestration.run(lambda orchestrator: orchestrator.move(orchestration.bucket, wanted, target.entry.name))
 
     def remove_node(self, index: int) -> None:
-        """Move the vbuckets of a node to the other nodes of the cluster map in turn, and take the node off the map.
+        """Move the vbuckets of a node to the other nodes of the cluster map, and take the node off the map.
 
         Args:
             index: the number of the node. `move` brings it back.
@@ -153,47 +165,45 @@ class PenstockBucket:
             UsageError: the map has no other node.
         """
         leaving = self._find_node(index)
-
-        async def remove(publisher: MapPublisher) -> None:
-            layout = publisher.layout
-            at = layout.require_node(leaving.endpoint)
-            others = [node.endpoint for node in layout.nodes if node.endpoint != leaving.endpoint]
-            if not others:
-                raise UsageError(f"node {index} is the only one of bucket {self.name!r}, expected others")
-            mover = VbucketMover(publisher, parse_address(self._make_direct_url(leaving.endpoint)))
-            for turn, vbucket in enumerate(layout.list_owned(at)):
-                await mover.move([vbucket], leaving.endpoint, others[turn % len(others)])
-            await publisher.publish(publisher.layout.remove_node(leaving.endpoint), removed=[leaving.endpoint])
-
-        self._orchestrate(remove)
+        members = self._orchestration.members
+        if members == [leaving]:
+            raise UsageError(f"node {index} is the only one of bucket {self.name!r}, expected others")
+        if leaving in members:
+            self._orchestration.run(lambda orchestrator: orchestrator.remove(leaving.entry.name))
+            members.remove(leaving)
 
     def replicate(self) -> None:
         """Copy each vbucket to the next running node of the cluster map, with all changes that it has now.
 
-        Later changes are on no replica: a failover loses them.
+        Later changes are on no replica: a failover loses them. In a bucket with replicas, the method waits until they
+        have all changes of now.
 
         Raises:
             UsageError: only one node of the map runs.
         """
+        running = [node for node in self._orchestration.members if node.is_running]
+        if len(running) == 1:
+            raise UsageError(f"only node {running[0].index} of the map runs, expected a second node for the replicas")
+        if self._orchestration.bucket.replicas:
+            self._wait_for_replicas(running)
+            return
+        for place, source in enumerate(running):
+            if active := self._read_seqnos(source, VbucketState.ACTIVE):
+                self._orchestration.copy([*active], running[(place + 1) % len(running)])
 
-        async def replicate(publisher: MapPublisher) -> None:
-            mapped = {node.endpoint for node in publisher.layout.nodes}
-            running = [node for node in self._list_running() if node.endpoint in mapped]
-            if len(running) == 1:
-                raise UsageError(
-                    f"only node {running[0].index} of the map runs, expected a second node for the replicas"
-                )
-            for place, source in enumerate(running):
-                if active := self._list_active(source):
-                    await self._replicate(active, source.endpoint, running[(place + 1) % len(running)].endpoint)
+    def _wait_for_replicas(self, nodes: Sequence[PenstockNode]) -> None:
+        """Wait until the replicas on some nodes have all changes that their owners have now."""
+        wanted = {vb: seqno for node in nodes for vb, seqno in self._read_seqnos(node, VbucketState.ACTIVE).items()}
 
-        self._orchestrate(replicate)
+        def is_behind(node: PenstockNode) -> bool:
+            replicas = self._read_seqnos(node, VbucketState.REPLICA)
+            return any(seqno < wanted.get(vb, 0) for vb, seqno in replicas.items())
 
-    async def _replicate(self, vbuckets: Sequence[int], source: Endpoint, target: Endpoint) -> None:
-        old, new = (parse_address(self._make_direct_url(each)) for each in (source, target))
-        options = ReplicationOptions(vbuckets=vbuckets, protocol=Dialect.DCP, until_caught_up=True, overwrite=True)
-        async with Replicator(old, new, options) as replicator:
-            await replicator.run()
+        deadline = time.monotonic() + _REPLICA_SECONDS
+        while any(map(is_behind, nodes)):
+            if time.monotonic() >= deadline:
+                raise OperationTimeout(f"replicas of bucket {self.name!r} lack changes after {_REPLICA_SECONDS:g} s")
+            time.sleep(_POLL_SECONDS)
 
     def fail_over(self, index: int) -> FailoverResult:
         """Promote the best replica of each vbucket of a node, and take the node off the cluster map.
@@ -208,45 +218,21 @@ class PenstockBucket:
             UsageError: no other node is left.
         """
         lost = self._find_node(index, may_be_stopped=True)
-        rest = [node.endpoint for node in self._list_running() if node is not lost]
+        orchestration, found = self._orchestration, list[FailoverResult]()
+        rest = [node for node in orchestration.members if node.is_running and node is not lost]
         if not rest:
             raise UsageError(f"node {index} is the only one that runs, expected others with its replicas")
-        address = parse_address(self._make_direct_url(rest[0]))
-        result = self._orchestrate(
-            lambda publisher: fail_over(publisher, lost.endpoint, address, may_lose=True), without=lost
+
+        def report(bucket: str, result: FailoverResult) -> None:
+            found.append(result)
+
+        orchestration.run(
+            lambda orchestrator: orchestrator.fail_over(lost.entry.name, report, may_lose=True, rebalances=False),
+            [*rest, lost],
         )
-        lost.is_failed_over = not result.is_reachable
-        return result
-
-    # The orchestrator
-
-    def _orchestrate(self, work: Callable[[MapPublisher], Awaitable[T]], *, without: PenstockNode | None = None) -> T:
-        """Return the result of work with the newest map of the running nodes."""
-
-        async def run() -> T:
-            async with self._publishing(without) as publisher:
-                return await work(publisher)
-
-        return self._loop.start(run()).result(_CALL_SECONDS)
-
-    @asynccontextmanager
-    async def _publishing(self, without: PenstockNode | None) -> AsyncGenerator[MapPublisher, None]:
-        endpoints = {node.endpoint: (node.place.host, node.place.kv) for node in self.nodes}
-        running = [node for node in self._list_running() if node is not without]
-        newest = max(running, key=self._read_map_version)  # a node that has left the map does not learn later ones
-        publisher = MapPublisher(parse_address(self._make_direct_url(newest.endpoint)), endpoints)
-        try:
-            await publisher.load(newest.endpoint)
-            yield publisher
-        finally:
-            await publisher.close()
-
-    def _read_map_version(self, node: PenstockNode) -> tuple[int, int]:
-        return node.call(lambda running: running.buckets[self.name].cluster_map.version)
-
-    def _make_direct_url(self, endpoint: Endpoint) -> str:
-        """Return the connection string of one node without its proxy. It ignores the map, which names the proxies."""
-        return f"couchbase://{endpoint[0]}:{endpoint[1]}/{quote_part(self.name)}?vbucketCount={self.vbuckets}"
+        orchestration.members = rest
+        lost.is_failed_over = not found[0].is_reachable
+        return found[0]
 
     def _list_running(self) -> list[PenstockNode]:
         found = [node for node in self.nodes if node.is_running]
@@ -254,13 +240,14 @@ class PenstockBucket:
             raise UsageError(f"all {len(self.nodes)} nodes are stopped, expected a running one")
         return found
 
-    def _list_active(self, node: PenstockNode) -> list[int]:
-        def is_active(vbucket: Vbucket) -> bool:
-            return vbucket.history.state is VbucketState.ACTIVE
+    def _read_seqnos(self, node: PenstockNode, state: VbucketState) -> dict[int, int]:
+        """Return the high seqnos of the vbuckets that a node has in a state."""
 
-        return node.call(
-            lambda running: [each.id for each in running.buckets[self.name].store.vbuckets if is_active(each)]
-        )
+        def read(running: Node) -> dict[int, int]:
+            vbuckets = running.buckets[self.name].store.vbuckets
+            return {each.id: each.changes.high_seqno for each in vbuckets if each.history.state is state}
+
+        return node.call(read)
 
     def _require_owner(self, vbucket: int) -> PenstockNode:
         owner = self.find_owner(vbucket)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import count
 from pathlib import Path
 
 from penstock.client.blocking import LoopThread
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.errors import UsageError
 from penstock.pytest.cluster_bucket import PenstockBucket
 from penstock.pytest.proxied_node import PenstockNode
@@ -25,11 +26,21 @@ class PenstockCluster:
         nodes: the nodes.
     """
 
-    def __init__(self, nodes: tuple[PenstockNode, ...], vbuckets: int, loop: LoopThread) -> None:
-        """Create a cluster of nodes that run."""
+    def __init__(
+        self, nodes: tuple[PenstockNode, ...], vbuckets: int, loop: LoopThread, routes: Mapping[Endpoint, Endpoint]
+    ) -> None:
+        """Create a cluster of nodes that run.
+
+        Args:
+            nodes: the nodes.
+            vbuckets: vbuckets of each bucket.
+            loop: the thread of the proxies and of the orchestrator.
+            routes: host and port of the proxy of a node -> those of the node itself.
+        """
         self.nodes = nodes
         self._vbuckets = vbuckets
         self._loop = loop
+        self._routes = routes
         self._buckets: list[PenstockBucket] = []
 
     @classmethod
@@ -51,15 +62,19 @@ class PenstockCluster:
         if not 1 <= nodes <= MOST_NODES:
             raise UsageError(f"a cluster of {nodes} nodes, expected 1 to {MOST_NODES}")
         with ExitStack() as stack:
-            loop = stack.enter_context(LoopThread("penstock-faults"))
+            loop, routes = stack.enter_context(LoopThread("penstock-faults")), dict[Endpoint, Endpoint]()
             made = tuple(
-                stack.enter_context(PenstockNode(index, directory / f"node-{index}", vbuckets, loop))
+                stack.enter_context(PenstockNode(index, directory / f"node-{index}", vbuckets, loop, routes))
                 for index in range(nodes)
             )
             for node in made:
-                node.set_places(tuple(each.place for each in made))
                 node.start()
-            yield cls(made, vbuckets, loop)
+            cluster = cls(made, vbuckets, loop, routes)
+            try:
+                yield cluster
+            finally:
+                for bucket in cluster._buckets:
+                    bucket.stop_streams()
 
     @property
     def url(self) -> str:
@@ -73,18 +88,21 @@ class PenstockCluster:
             raise UsageError("the cluster has no bucket, expected `create_bucket` before")
         return self._buckets[0]
 
-    def create_bucket(self, name: str | None = None, vbuckets: int | None = None) -> PenstockBucket:
+    def create_bucket(self, name: str | None = None, vbuckets: int | None = None, replicas: int = 0) -> PenstockBucket:
         """Create a bucket on all nodes.
 
         Args:
             name: None: a name that no other bucket of this process has.
             vbuckets: a power of two; None: as many as the cluster's buckets have.
+            replicas: the number of copies of each vbucket that are kept up to date.
 
         Returns:
             The bucket.
         """
         chosen = f"bucket-{next(_BUCKET_NUMBERS)}" if name is None else name
-        bucket = PenstockBucket(chosen, vbuckets or self._vbuckets, self.nodes, self._loop)
+        bucket = PenstockBucket(
+            chosen, vbuckets or self._vbuckets, self.nodes, self._loop, routes=self._routes, replicas=replicas
+        )
         bucket.create()
         self._buckets.append(bucket)
         return bucket

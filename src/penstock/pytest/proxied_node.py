@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from penstock.client.blocking import LoopThread
+from penstock.client.cluster.cluster_file import NodeEntry
+from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import UsageError
 from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
@@ -36,7 +38,9 @@ class PenstockNode:
         is_failed_over: whether another node has taken its vbuckets over while it was stopped.
     """
 
-    def __init__(self, index: int, directory: Path, vbuckets: int, loop: LoopThread) -> None:
+    def __init__(
+        self, index: int, directory: Path, vbuckets: int, loop: LoopThread, routes: dict[Endpoint, Endpoint]
+    ) -> None:
         """Create a node that is stopped.
 
         Args:
@@ -44,6 +48,7 @@ class PenstockNode:
             directory: has the data of the node.
             vbuckets: vbuckets of the bucket `default`.
             loop: the thread of the proxies.
+            routes: gets the way around the proxy: its host and port -> those of the node, while the node runs.
         """
         self.index = index
         self.proxy = FaultProxy((_HOST, _NO_PORT), loop)
@@ -52,7 +57,7 @@ class PenstockNode:
         self.place = NodePlace(host=_HOST, kv=self.proxy.port, mgmt=self._http_proxy.port)
         self._directory = directory
         self._vbuckets = vbuckets
-        self._places: tuple[NodePlace, ...] = (self.place,)
+        self._routes = routes
         self._node: Node | None = None
         self._running = ExitStack()
         self._proxies = ExitStack()
@@ -65,10 +70,6 @@ class PenstockNode:
     def __exit__(self, *exc: object) -> None:
         with self._proxies:
             self.stop()
-
-    def set_places(self, places: tuple[NodePlace, ...]) -> None:
-        """Set the places of all nodes of the cluster, before the first start."""
-        self._places = places
 
     @property
     def is_running(self) -> bool:
@@ -88,6 +89,12 @@ class PenstockNode:
         return self._http_proxy.port
 
     @property
+    def entry(self) -> NodeEntry:
+        """The node in the definition of a cluster."""
+        kv, http = (format_endpoint(self.place.host, port) for port in (self.place.kv, self.place.mgmt))
+        return NodeEntry(url=f"couchbase://{kv}", http=http)
+
+    @property
     def endpoint(self) -> tuple[str, int]:
         """Host and port of the node itself, without the proxy; those of the proxy while the node is stopped."""
         return _HOST, self.proxy.port if self._node is None else self._node.kv_port
@@ -102,16 +109,16 @@ class PenstockNode:
             return
         if self.is_failed_over:
             raise UsageError(f"node {self.index} was failed over while it was stopped, and cannot start again")
-        running = Node.running(
-            vbuckets=self._vbuckets, nodes=self._places, this_node=self.index, http_port=0, data_dir=self._directory
-        )
+        running = Node.running(vbuckets=self._vbuckets, nodes=[self.place], http_port=0, data_dir=self._directory)
         node = self._node = self._running.enter_context(running)
         self.proxy.target = (_HOST, node.kv_port)
         self._http_proxy.target = (_HOST, node.http_port)
+        self._routes[self.entry.endpoint] = self.endpoint
 
     def stop(self) -> None:
         """Stop the node. Its data stays. A stopped node stays as it is."""
         self._node = None
+        self._routes.pop(self.entry.endpoint, None)
         for proxy in (self.proxy, self._http_proxy):
             proxy.target = (_HOST, _NO_PORT)
         self._running.close()

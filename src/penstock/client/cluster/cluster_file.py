@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,6 +116,7 @@ class ClusterFile:
         buckets: its buckets, at least one. Other buckets of the nodes stay as they are.
         users: its users. Other users of the nodes stay as they are.
         login: the administrator; None: the nodes have no users, or the environment names one.
+        routes: the routes of the nodes' addresses. A file has none: programs that make one in memory do.
     """
 
     path: str
@@ -123,12 +124,13 @@ class ClusterFile:
     buckets: tuple[BucketEntry, ...]
     users: tuple[UserEntry, ...] = ()
     login: Credentials | None = None
+    routes: Mapping[Endpoint, Endpoint] = field(default_factory=dict)
 
     def make_address(self, bucket: str, nodes: Sequence[NodeEntry] = ()) -> Address:
         """Return the address of a bucket at some of the nodes, by default at all."""
         chosen = nodes or self.nodes
         address = parse_address(chosen[0].url, self.login)
-        return replace(address, bucket=bucket, hosts=tuple(node.endpoint for node in chosen))
+        return replace(address, bucket=bucket, hosts=tuple(node.endpoint for node in chosen), routes=self.routes)
 
     def find_node(self, name: str) -> NodeEntry:
         """Return a node by host and port. Raises UsageError if the file does not have it."""

@@ -34,18 +34,15 @@ class MapPublisher:
         controls: the control of each node.
     """
 
-    def __init__(self, address: Address, shown: Mapping[Endpoint, Endpoint] | None = None) -> None:
+    def __init__(self, address: Address) -> None:
         """Create a publisher that knows no map. `load` reads one.
 
         Args:
             address: the bucket; its options and credentials are used for all nodes.
-            shown: host and port of a node -> those that clients have to use instead, for example of a proxy.
         """
         self.layout = MapLayout((), ())
         self.controls: dict[Endpoint, NodeControl] = {}
         self._address = address
-        self._shown = dict(shown or {})
-        self._hidden = {each: endpoint for endpoint, each in self._shown.items()}
         self._base: Mapping[str, Any] = {}
         self._version: MapVersion = (0, 0)  # of the layout
         self._added: list[MapNode] = []  # nodes that belong to the layout, and that the newest map may not have
@@ -87,7 +84,7 @@ class MapPublisher:
             RemoteProtocolError: the node has another number of vbuckets than the others, or no map of vbuckets.
         """
         document = await self.get_control(endpoint).read_map()
-        layout, known = read_map_layout(document, endpoint).replace_endpoints(self._hidden), self.layout
+        layout, known = read_map_layout(document, endpoint), self.layout
         if known.chains and len(layout.chains) != len(known.chains):
             raise RemoteProtocolError(
                 f"{format_endpoint(*endpoint)} has {len(layout.chains)} vbuckets, expected {len(known.chains)}"
@@ -135,11 +132,9 @@ class MapPublisher:
     async def _send(self, layout: MapLayout, endpoints: Iterable[Endpoint]) -> bool:
         """Send a layout with the next version. Return whether no node has a newer map."""
         version = find_next_version(self._documents)
-        shown = layout.replace_endpoints(self._shown)
         for endpoint in endpoints:
-            own = self._shown.get(endpoint, endpoint)
-            outside = None if shown.find_node(own) != NO_NODE else await self._find_removed(endpoint, own)
-            document = make_map_document(self._base, shown, version, own, outside)
+            outside = None if layout.find_node(endpoint) != NO_NODE else await self._find_removed(endpoint)
+            document = make_map_document(self._base, layout, version, endpoint, outside)
             try:
                 await self.get_control(endpoint).push_map(document)
             except KeyExists:
@@ -150,17 +145,11 @@ class MapPublisher:
         self._documents.append({"revEpoch": version[0], "rev": version[1]})
         return True
 
-    async def _find_removed(self, endpoint: Endpoint, own: Endpoint) -> MapNode:
-        """Return a node that a new map leaves out. If an earlier map has left it out, it names itself.
-
-        Args:
-            endpoint: the node.
-            own: host and port at which clients reach it.
-        """
-        before = self.layout.replace_endpoints(self._shown)
-        found = next((node for node in before.nodes if node.is_at(own)), None)
+    async def _find_removed(self, endpoint: Endpoint) -> MapNode:
+        """Return a node that a new map leaves out. If an earlier map has left it out, it names itself."""
+        found = next((node for node in self.layout.nodes if node.is_at(endpoint)), None)
         found = found or read_own_node(await self.get_control(endpoint).read_map(), endpoint)
-        return found or MapNode(own, {"kv": own[1]})
+        return found or MapNode(endpoint, {"kv": endpoint[1]})
 
     async def adopt_map(self, endpoint: Endpoint, sent: MapLayout | None = None) -> bool:
         """Continue from the map of a node if it is newer: the bucket has changed, for example its collections.
@@ -180,7 +169,7 @@ class MapPublisher:
         if document.get("revEpoch", 1) < PUSHED_EPOCH or version <= find_next_version(self._documents):
             return False
         expected = self.layout.list_places(), (sent or self.layout).list_places()
-        layout = read_map_layout(document, endpoint).replace_endpoints(self._hidden)
+        layout = read_map_layout(document, endpoint)
         self._base, self._version, self.layout = document, version, layout.add_nodes(self._added)
         self._documents.append(document)
         if layout.list_places() not in expected:

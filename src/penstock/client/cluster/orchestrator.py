@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.client.cluster.balance_moves import choose_owners, plan_moves
+from penstock.client.cluster.balance_moves import BalanceMoves, choose_owners, plan_moves
 from penstock.client.cluster.cluster_differences import (
     ClusterDifference,
     compare_bucket,
@@ -31,6 +31,7 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.client.replication.node_identity import NodeIdentity, check_identity
 from penstock.client.topology.balance_plan import check_replicas, plan_balance
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
@@ -87,6 +88,30 @@ class Orchestrator:
         """Spread vbuckets and replicas evenly over the nodes of the file. Raises the errors of `apply`."""
         for bucket in self._file.buckets:
             await self._place(bucket, report, changes=True)
+
+    async def move(self, bucket: BucketEntry, vbuckets: Collection[int], name: str) -> None:
+        """Move vbuckets of a bucket to a node, and give each vbucket its replicas again.
+
+        Args:
+            bucket: a bucket of the file.
+            vbuckets: their numbers. Those that the node owns stay there.
+            name: host and port of a node of the file.
+
+        Raises:
+            UsageError: the file does not have the node, or a vbucket has no owner.
+        """
+        target = self._file.find_node(name).endpoint
+        async with self._open_map(bucket, self._file) as publisher:
+            await publisher.add_node(target)
+            layout, endpoints = publisher.layout, publisher.list_endpoints(publisher.layout)
+            by_owner: dict[int, list[int]] = {}
+            for vbucket in sorted({*vbuckets}):
+                by_owner.setdefault(layout.chains[vbucket][0], []).append(vbucket)
+            if NO_NODE in by_owner:
+                raise UsageError(f"vbuckets {format_ranges(by_owner[NO_NODE], ', ')} have no owner, expected one")
+            by_owner.pop(layout.require_node(target), None)
+            moves = [BalanceMoves(found, endpoints[owner], target) for owner, found in by_owner.items()]
+            await self._move(publisher, bucket, moves)
 
     async def remove(self, name: str) -> None:
         """Move the vbuckets and replicas of a node to the others, and take it out of the maps.
@@ -260,10 +285,20 @@ class Orchestrator:
 
     async def _move_all(self, publisher: MapPublisher, bucket: BucketEntry, leaving: Collection[Endpoint] = ()) -> None:
         """Spread vbuckets and replicas over the nodes of a map that do not leave it."""
+        await self._move(publisher, bucket, plan_moves(publisher, leaving), leaving)
+
+    async def _move(
+        self,
+        publisher: MapPublisher,
+        bucket: BucketEntry,
+        moves: Iterable[BalanceMoves],
+        leaving: Collection[Endpoint] = (),
+    ) -> None:
+        """Move vbuckets, and give each vbucket its replicas on nodes that do not leave the map."""
         address = self._file.make_address(bucket.name)
         mover = VbucketMover(publisher, address, lambda moved: self._report(bucket.name, moved))
-        for moves in plan_moves(publisher, leaving):
-            await mover.move(*moves)
+        for each in moves:
+            await mover.move(*each)
         async with MapReplication(address, planned={}) as replication:
             await place_replicas(publisher, replication, bucket.replicas, leaving)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import ClassVar, Self
 from urllib.parse import parse_qsl, unquote
@@ -286,6 +287,7 @@ class Address:
         http_hosts: the hosts of the connection string if their ports are management ports; no data connection goes to
             them.
         srv_host: the host that may have SRV records, because the connection string has no port; None: none.
+        routes: host and port of a node -> those to connect to instead, for example around a proxy. It may change.
     """
 
     hosts: tuple[tuple[str, int], ...]
@@ -295,6 +297,7 @@ class Address:
     credentials: Login | None = None
     srv_host: Endpoint | None = None
     http_hosts: tuple[Endpoint, ...] = ()
+    routes: Mapping[Endpoint, Endpoint] = field(default_factory=dict, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         if self.options.vbucket_count and len(self.hosts) > 1:

@@ -211,7 +211,7 @@ async def _connect(
     endpoint: Endpoint, address: Address, purpose: Purpose, prepare: Callable[[NodeLink], Awaitable[T]]
 ) -> T:
     """Return the result of a function of a new connection, which is closed if the function fails."""
-    (host, port), timeout = endpoint, address.options.connect_timeout
+    (host, port), timeout = address.routes.get(endpoint, endpoint), address.options.connect_timeout
     tls = make_tls_context(address.options) if address.tls else None
     link = await NodeLink.open(host, port, timeout, purpose.on_stream, purpose.dialect, tls=tls)
     try:

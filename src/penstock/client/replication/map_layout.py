@@ -56,10 +56,6 @@ class MapNode:
         """Return whether the node has this host and port, with TLS or without."""
         return endpoint in (self.endpoint, (self.endpoint[0], self.services.get("kvSSL")))
 
-    def move_to(self, endpoint: Endpoint) -> MapNode:
-        """Return the node with another host and port for data."""
-        return replace(self, endpoint=endpoint, services={**self.services, "kv": endpoint[1]})
-
     @property
     def address(self) -> str:
         """Host and port for data as one text."""
@@ -124,12 +120,6 @@ class MapLayout:
 
         chains = tuple(tuple(shift(place) for place in chain) for chain in self.chains)
         return MapLayout((*self.nodes[:gone], *self.nodes[gone + 1 :]), chains)
-
-    def replace_endpoints(self, endpoints: Mapping[Endpoint, Endpoint]) -> MapLayout:
-        """Return the layout with other hosts and ports for data. Nodes that are not named stay as they are."""
-        return replace(
-            self, nodes=tuple(node.move_to(endpoints.get(node.endpoint, node.endpoint)) for node in self.nodes)
-        )
 
     def set_replicas(self, replicas: Mapping[int, Sequence[int]]) -> MapLayout:
         """Return the layout with other replicas of vbuckets. All chains get the length of the longest one.
