@@ -6,15 +6,12 @@ import ssl
 
 import pytest
 
-from penstock.errors import UsageError
-from penstock.node.cluster.topology import parse_places
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import Get, GetClusterConfig, SelectBucket
+from penstock.wire.messages.kv import Get
 from penstock.wire.messages.sasl import SaslAuth
 from tests.cli.test_processes import NO_USERS, read_first_line, run_process, stop_process
 from tests.node.test_login import log_in
 from tests.node.wire_client import connected
-from tests.ports import free_ports
 
 
 class ProcessAddress:
@@ -75,48 +72,9 @@ def test_users_log_in_over_tls_and_are_read_again_on_sighup(run, users, tmp_path
         (("--tls-cert", "nowhere.pem", "--tls-key", "nowhere.key", "--tls-port", 0), "nowhere.pem"),
         (("--users", "nowhere.json"), "nowhere.json: no such file"),
         (("--mechanism", "MD5"), "expected some of SCRAM-SHA512"),
-        (("--node", "127.0.0.1:1"), "expected this one among them, 127.0.0.1:0"),
-        (("--node", "127.0.0.1"), "expected HOST:PORT"),
     ],
 )
 def test_invalid_options_are_wrong_usage(run, arguments, reason):
     result = run("serve", "--port", 0, *arguments)
     assert result.code == 2
     assert reason in result.err
-
-
-@pytest.mark.parametrize(
-    ("texts", "number", "hosts"),
-    [
-        (["a:1", "b:2:3"], 1, ["a", "b"]),
-        (["[::1]:1:2:3:4", "b:2"], 1, ["::1", "b"]),
-    ],
-)
-def test_places_are_parsed(texts, number, hosts):
-    places, this = parse_places(texts, "b", 2)
-    assert (this, [place.host for place in places]) == (number, hosts)
-
-
-@pytest.mark.parametrize("text", ["", ":1", "a", "a:", "a:x", "a:1:2:3:4:5", "::1:1", "[::1]"])
-def test_invalid_places_are_refused(text):
-    with pytest.raises(UsageError, match="expected"):
-        parse_places([text], "a", 1)
-
-
-@pytest.mark.process
-def test_two_nodes_share_a_bucket():
-    first, second = free_ports(2)
-    nodes = [option for port in (first, second) for option in ("--node", f"127.0.0.1:{port}")]
-    common = ("--vbuckets", 8, "--http-port", 0, "--json", *nodes)
-    with run_process("serve", "--port", first, *common) as one, run_process("serve", "--port", second, *common) as two:
-        for process in (one, two):
-            read_first_line(process.stdout)
-        maps = []
-        for port, own in ((first, 1), (second, 6)):
-            with connected(ProcessAddress({"kv_port": port})) as client:
-                assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
-                maps.append(json.loads(client.ask(GetClusterConfig()).value)["vBucketServerMap"])
-                assert client.set(b"k", vbucket=own).specific == Status.SUCCESS
-                assert client.set(b"k", vbucket=7 - own).specific == Status.NOT_MY_VBUCKET
-        assert maps[0]["vBucketMap"] == maps[1]["vBucketMap"] == [[0]] * 4 + [[1]] * 4
-        assert maps[0]["serverList"] == maps[1]["serverList"]

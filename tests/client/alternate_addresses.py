@@ -24,7 +24,7 @@ class AlternateCluster:
     def __init__(self, stack, hostname):
         loop = stack.enter_context(LoopThread("proxies"))
         # With a host of their own: otherwise a client outside would take the host that it has dialled for theirs.
-        self.webs = [stack.enter_context(open_node(nodes=[NodePlace(host="127.0.0.1")])) for _ in range(2)]
+        self.webs = [stack.enter_context(open_node(place=NodePlace(host="127.0.0.1"))) for _ in range(2)]
         self.kv, self.mgmt = (
             [stack.enter_context(FaultProxy(("127.0.0.1", port), loop)) for port in ports]
             for ports in ([w.node.kv_port for w in self.webs], [w.node.http_port for w in self.webs])
@@ -32,7 +32,7 @@ class AlternateCluster:
         for web, kv, mgmt in zip(self.webs, self.kv, self.mgmt, strict=True):
             answer = web.ask("PUT", ALTERNATE_PATH, {"hostname": hostname, "kv": kv.port, "mgmt": mgmt.port})
             assert answer.status == 200, answer.body
-        balance(*self.webs)
+        balance([web.node for web in self.webs])
 
     @property
     def accepted(self):

@@ -62,11 +62,9 @@ class RestartableNode:
 _PROCESS = """
 import asyncio, json, sys
 from penstock.node import Node
-from penstock.node.cluster.topology import NodePlace
 
 async def main():
     options = json.loads(sys.argv[2])
-    options["nodes"] = [NodePlace(host="127.0.0.1", kv=port) for port in options.get("nodes", ())]
     node = await Node.start(port=int(sys.argv[1]), buckets=["beer"], **options)
     print(node.kv_port, flush=True)
     await node.wait_closed()

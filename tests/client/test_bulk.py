@@ -11,13 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock import Node, connect
+from penstock import connect
 from penstock.client.connect.address import parse_address
 from penstock.client.documents.bulk import NO_ANSWER, BulkWriter
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.write_requests import OPAQUES, WriteRows, compute_vbuckets, encode_writes
 from penstock.errors import AccessDenied, UnknownCollection, Unreachable, UsageError
-from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Opcode
@@ -26,9 +25,9 @@ from penstock.wire.messages.kv import Add, Delete, DelWithMeta, GetLocked, Set, 
 from tests.client.peer import Script, in_loop, reply
 from tests.client.test_nodes import assign_vbuckets, keys_of, make_two_scripts
 from tests.examples import scaled
+from tests.node.balanced_nodes import run_nodes
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
-from tests.ports import free_ports
 
 U32, U64 = st.integers(0, 2**32 - 1), st.integers(0, 2**64 - 1)
 KEYS = st.binary(min_size=1, max_size=12)
@@ -169,12 +168,8 @@ async def test_locked_document_is_retried_and_then_reported(running):
 
 @in_loop
 async def test_each_node_gets_the_documents_of_its_vbuckets():
-    places = [NodePlace(host="127.0.0.1", kv=port) for port in free_ports(2)]
     with ExitStack() as stack:
-        nodes = [
-            stack.enter_context(Node.running(["beer"], vbuckets=8, nodes=places, this_node=number, port=place.kv))
-            for number, place in enumerate(places)
-        ]
+        nodes = run_nodes(stack, 2, vbuckets=8)
         documents = make_documents(0, 5000, 200)
         async with (
             BulkWriter(parse_address(nodes[1].url("beer")), 100_000) as writer,

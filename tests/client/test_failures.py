@@ -23,10 +23,10 @@ from penstock.node.auth import User
 from penstock.node.auth.certificates import make_certificates
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
-from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from tests.client.peer import Script, in_loop, reply, serving, stats_reply
+from tests.node.balanced_nodes import balance
 from tests.ports import free_ports
 
 PASSWORD = "secret"
@@ -122,14 +122,11 @@ class Servers:
 
     def half_encrypted(self) -> str:
         """A cluster of two nodes, of which the second has no port with TLS."""
-        port, tls_port, other = free_ports(3)
-        places = [
-            NodePlace(host="127.0.0.1", kv=port, kv_tls=tls_port, mgmt=1),
-            NodePlace(host="127.0.0.1", kv=other, mgmt=2),
+        nodes = [
+            self._stack.enter_context(Node.running(["beer"], vbuckets=4, **options)) for options in (self._tls, {})
         ]
-        options = {**self._tls, "tls_port": tls_port, "nodes": places}
-        self._stack.enter_context(Node.running(["beer"], vbuckets=4, port=port, **options))
-        return f"couchbases://127.0.0.1:{tls_port}/beer?ca={self.ca}"
+        balance(nodes)
+        return f"couchbases://127.0.0.1:{nodes[0].tls_port}/beer?ca={self.ca}"
 
 
 @pytest.fixture(scope="module")

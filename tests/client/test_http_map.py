@@ -27,7 +27,7 @@ from tests.client.peer import Script, documents, in_loop, reply, stats_reply
 from tests.client.scripted_release import RELEASES, ReleaseServer
 from tests.client.test_nodes import config
 from tests.client.test_received_maps import count_requests
-from tests.node.balanced_nodes import run_balanced_nodes
+from tests.node.balanced_nodes import run_nodes
 
 # Real nodes
 
@@ -35,10 +35,10 @@ from tests.node.balanced_nodes import run_balanced_nodes
 @in_loop
 async def test_nodes_are_found_by_the_management_port_of_one():
     with ExitStack() as stack:
-        webs = await asyncio.to_thread(lambda: stack.enter_context(run_balanced_nodes(stack, 2)))
-        async with connect(f"couchbase://127.0.0.1:{webs[1].node.http_port}/beer?bootstrap=http") as bucket:
+        nodes = run_nodes(stack, 2)
+        async with connect(f"couchbase://127.0.0.1:{nodes[1].http_port}/beer?bootstrap=http") as bucket:
             found = await bucket.cluster()
-            assert {port for _, port in found.endpoints} == {web.node.kv_port for web in webs}
+            assert {port for _, port in found.endpoints} == {node.kv_port for node in nodes}
             await bucket.upsert_many(documents(0, 100))
             assert len([change async for change in bucket.changes(stop="now")]) == 100
 

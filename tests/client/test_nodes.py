@@ -6,11 +6,10 @@ from contextlib import ExitStack
 
 import pytest
 
-from penstock import Node, connect
+from penstock import connect
 from penstock.client.connect.cluster_map import ClusterMap, parse_cluster_map
 from penstock.client.documents.document import compute_vbucket
 from penstock.errors import KeyExists, NotMyVbucket, RemoteProtocolError, ServiceMissing, Unreachable, UsageError
-from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
@@ -19,9 +18,8 @@ from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import SetVbucket
 from tests.client.peer import Script, documents, in_loop, reply
 from tests.client.producer import accept, end, marker, mutations
-from tests.node.http.web_client import WebClient
+from tests.node.balanced_nodes import run_nodes
 from tests.node.wire_client import connected
-from tests.ports import free_ports
 from tests.waiting import pass_turns
 
 # Maps
@@ -90,29 +88,13 @@ VBUCKETS, NODES = 8, 3
 
 @pytest.fixture(scope="module")
 def nodes():
-    places = [NodePlace(host="127.0.0.1", kv=port) for port in free_ports(NODES)]
     with ExitStack() as stack:
-        yield [
-            stack.enter_context(
-                Node.running(["beer"], vbuckets=VBUCKETS, nodes=places, this_node=number, port=place.kv)
-            )
-            for number, place in enumerate(places)
-        ]
+        yield run_nodes(stack, NODES, vbuckets=VBUCKETS)
 
 
 @pytest.fixture
 def url(nodes):
     return f"couchbase://127.0.0.1:{nodes[1].kv_port}/beer"
-
-
-def test_all_nodes_report_the_same_uuid_of_a_bucket(nodes):
-    """A client reads a bucket's URIs, which contain its UUID, from one node and requests them from another node."""
-    here, *others = map(WebClient, nodes)
-    (bucket,) = here.get_json("/pools/default/buckets")
-    assert bucket["uuid"] in bucket["uri"]
-    for other in others:
-        assert other.get_json(bucket["uri"])["uuid"] == bucket["uuid"]
-        assert other.get_json("/pools/default/b/beer")["uuid"] == bucket["uuid"]
 
 
 @in_loop
@@ -193,15 +175,10 @@ async def test_vbucket_on_no_node_is_waited_for(nodes, url):
     async with connect(url) as bucket:
         await bucket.upsert(key, b"v")
         set_state(VbucketState.DEAD)
-        # The node in this URL does not know the state of a vbucket on another node.
+        # The map does not change: it is the orchestrator's.
         async with connect(url + "?retrySeconds=0.2") as hasty:
             with pytest.raises(Unreachable, match="NOT_MY_VBUCKET"):
                 await hasty.remove(key)
-        hasty_url = f"couchbase://127.0.0.1:{nodes[0].kv_port}/beer?retrySeconds=0.2"
-        async with connect(hasty_url) as hasty, await hasty.stream(vbuckets=[0]) as stream:
-            for call in (hasty.remove(key), anext(stream.changes())):
-                with pytest.raises(Unreachable, match=r"vbucket 0 \(1 of 8\) is not served by couchbase://127.0.0.1"):
-                    await call
         writing = asyncio.ensure_future(bucket.remove(key))
         reading = asyncio.ensure_future(bucket.get_many([key]))
         await pass_turns()
@@ -210,10 +187,25 @@ async def test_vbucket_on_no_node_is_waited_for(nodes, url):
         await reading
 
 
+@in_loop
+async def test_vbucket_without_a_node_in_the_map_is_named(penstock_cluster):
+    cluster = await asyncio.to_thread(penstock_cluster, 3, vbuckets=VBUCKETS)
+    result = await asyncio.to_thread(cluster.bucket.fail_over, 0)
+    assert result.lost[0] == 0
+    key = next(f"n{number}" for number in range(1000) if compute_vbucket(b"n%d" % number, VBUCKETS) == 0)
+    async with (
+        connect(cluster.bucket.url + "?retrySeconds=0.2") as hasty,
+        await hasty.stream(vbuckets=[0]) as stream,
+    ):
+        for call in (hasty.remove(key), anext(stream.changes())):
+            with pytest.raises(Unreachable, match=r"vbucket 0 \(1 of 8\) is not served by couchbase://127.0.0.1"):
+                await call
+
+
 @pytest.mark.parametrize("asked", [0, 1], ids=["its node", "another node"])
 @in_loop
 async def test_read_up_to_now_names_a_vbucket_on_no_node(nodes, asked):
-    """In the map of its own node, the vbucket is on no node. The other nodes do not know that."""
+    """The map of the orchestrator still has the vbucket on its node."""
     url = f"couchbase://127.0.0.1:{nodes[asked].kv_port}/beer"
     with connected(nodes[0], "beer") as client:
         assert client.status(SetVbucket(vbucket=0, state=VbucketState.DEAD)) == Status.SUCCESS

@@ -1,7 +1,6 @@
 """One of several nodes is down: its vbuckets wait, and the changes of the other nodes continue."""
 
 import asyncio
-from concurrent.futures import ThreadPoolExecutor
 from itertools import count
 
 import pytest
@@ -14,9 +13,10 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.dcp import StreamReq
-from tests.client.peer import NodeProcess, Script, in_loop
+from tests.client.peer import Script, in_loop
 from tests.client.producer import accept, marker, mutations, noop, refuse
-from tests.ports import free_ports
+from tests.node.balanced_nodes import apply_bucket
+from tests.node.serve_process import run_processes
 
 # Real nodes
 
@@ -26,18 +26,12 @@ VBUCKETS, NODES = 8, 3
 class Cluster:
     """Nodes in processes of their own, with their data on disk."""
 
-    def __init__(self, path):
-        ports = free_ports(NODES)
-
-        def start(number):
-            return NodeProcess(ports[number], VBUCKETS, nodes=ports, this_node=number, data_dir=str(path / str(number)))
-
-        with ThreadPoolExecutor(NODES) as threads:
-            self.nodes = [*threads.map(start, range(NODES))]
+    def __init__(self, processes):
+        self.nodes = processes
         self._numbers = count()
 
     def url(self, *numbers, **options):
-        hosts = ",".join(f"127.0.0.1:{self.nodes[number].port}" for number in numbers)
+        hosts = ",".join(f"127.0.0.1:{self.nodes[number].ports[0]}" for number in numbers)
         return f"couchbase://{hosts}/beer?" + "&".join(f"{name}={value}" for name, value in options.items())
 
     async def write(self, bucket, vbuckets, many=40):
@@ -54,10 +48,9 @@ class Cluster:
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory):
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"))
-    yield cluster
-    for node in cluster.nodes:
-        node.kill()
+    with run_processes(tmp_path_factory.mktemp("cluster"), NODES) as processes:
+        apply_bucket([process.ports for process in processes], "beer", VBUCKETS)
+        yield Cluster(processes)
 
 
 async def take(stream, many):
@@ -121,7 +114,7 @@ async def test_node_that_stays_down_is_reported_with_its_vbuckets(cluster):
     await asyncio.to_thread(cluster.nodes[2].start)
     assert isinstance(caught.value.__cause__, VbucketsNotServed)
     assert caught.value.__cause__.vbuckets == tuple(vb for vb, owner in enumerate(owners) if owner == 2)
-    assert f"127.0.0.1:{cluster.nodes[2].port}" in str(caught.value)
+    assert f"127.0.0.1:{cluster.nodes[2].ports[0]}" in str(caught.value)
 
 
 @pytest.mark.process

@@ -5,10 +5,8 @@ from datetime import timedelta
 import pytest
 
 from tests.compat.installed import require_package
-from tests.compat.serving import Serving
-from tests.node.wire_client import connected as memcached_client
+from tests.node.wire_client import connected
 from tests.patience import PATIENCE
-from tests.ports import free_ports
 
 require_package("couchbase")
 
@@ -347,23 +345,17 @@ def test_reader_cannot_write(tls_node, connect_cluster):
     assert collection.get("read me").value == 1
 
 
-def test_documents_of_two_nodes_are_reached(connect_cluster):
+def test_documents_of_two_nodes_are_reached(connect_cluster, penstock_cluster):
     """Each node has half of the vbuckets: the client finds the node of a document by the cluster map."""
-    (first, first_http), (second, second_http) = free_ports(2), free_ports(2)
-    nodes = [f"--node=127.0.0.1:{kv}:{http}" for kv, http in ((first, first_http), (second, second_http))]
-    common = ["--vbuckets", 64, *nodes]
-    with (
-        Serving.running("--port", first, "--http-port", first_http, *common) as one,
-        Serving.running("--port", second, "--http-port", second_http, *common) as other,
-    ):
-        collection = connect_cluster(one.url).bucket("default").default_collection()
-        documents = {f"key-{number}": {"n": number} for number in range(300)}
-        assert collection.upsert_multi(documents).all_ok
-        found = collection.get_multi(list(documents)).results
-        assert {key: result.value for key, result in found.items()} == documents
-        counts = []
-        for node in (one, other):
-            with memcached_client(node) as client:
-                counts.append(int(client.stats()["curr_items"]))
-        assert sum(counts) == len(documents)
-        assert min(counts) > 100
+    cluster = penstock_cluster(2, vbuckets=64, bucket="beer")
+    collection = connect_cluster(cluster.url).bucket("beer").default_collection()
+    documents = {f"key-{number}": {"n": number} for number in range(300)}
+    assert collection.upsert_multi(documents).all_ok
+    found = collection.get_multi(list(documents)).results
+    assert {key: result.value for key, result in found.items()} == documents
+    counts = []
+    for each in cluster.nodes:
+        with connected(each.node, "beer") as client:
+            counts.append(int(client.stats()["curr_items"]))
+    assert sum(counts) == len(documents)
+    assert min(counts) > 100

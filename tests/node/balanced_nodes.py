@@ -1,20 +1,39 @@
-"""Nodes that share the bucket `beer`: an orchestrator has spread its vbuckets over them."""
+"""Nodes that share a bucket: the orchestrator of `penstock cluster` has spread its vbuckets over them."""
 
 import asyncio
 from contextlib import contextmanager
 
-from penstock.client.cluster.balance_moves import plan_moves
-from penstock.client.cluster.map_publisher import MapPublisher
-from penstock.client.cluster.vbucket_mover import VbucketMover
-from penstock.client.connect.address import parse_address
+from penstock.client.blocking import LoopThread
+from penstock.client.cluster.cluster_file import BucketEntry, ClusterFile, NodeEntry
+from penstock.client.cluster.orchestrator import Orchestrator
 from penstock.node import Node
 from tests.node.http.web_client import WebClient
 from tests.patience import PATIENCE
 
-__all__ = ["BUCKETS", "VBUCKETS", "balance", "open_node", "run_balanced_nodes"]
+__all__ = ["BUCKETS", "VBUCKETS", "apply_bucket", "balance", "open_node", "run_nodes"]
 
 BUCKETS = "/pools/default/buckets"
 VBUCKETS = 16
+
+
+def apply_bucket(ports, name, vbuckets):
+    """Create a bucket on nodes that lack it, and spread its vbuckets evenly over all.
+
+    Args:
+        ports: for each node, the ports for data and for HTTP. The first node has the documents.
+        name: the name of the bucket.
+        vbuckets: the number of its vbuckets.
+    """
+    nodes = tuple(NodeEntry(url=f"couchbase://127.0.0.1:{kv}", http=f"127.0.0.1:{http}") for kv, http in ports)
+    definition = ClusterFile("the test", nodes, (BucketEntry(name=name, vbuckets=vbuckets, replicas=0),))
+    with LoopThread("orchestrator") as loop:  # a test may have a loop of its own
+        loop.run(asyncio.wait_for(Orchestrator(definition).apply(lambda difference: None), PATIENCE))
+
+
+def balance(nodes, name="beer"):
+    """Spread the vbuckets of a bucket evenly over nodes. The first one has the documents."""
+    vbuckets = len(nodes[0].buckets[name].store.vbuckets)
+    apply_bucket([(node.place.kv, node.place.mgmt) for node in nodes], name, vbuckets)
 
 
 @contextmanager
@@ -24,27 +43,8 @@ def open_node(**options):
         yield WebClient(node)
 
 
-def balance(*webs):
-    """Spread the vbuckets of `beer` evenly over nodes. The first one has the documents."""
-
-    async def run():
-        addresses = [parse_address(web.node.url("beer")) for web in webs]
-        publisher = MapPublisher(addresses[0])
-        try:
-            for address in addresses:
-                await publisher.load(address.hosts[0])
-            mover = VbucketMover(publisher, addresses[0])
-            for moves in plan_moves(publisher):
-                await mover.move(*moves)
-        finally:
-            await publisher.close()
-
-    asyncio.run(asyncio.wait_for(run(), PATIENCE))
-
-
-@contextmanager
-def run_balanced_nodes(stack, count):
-    """Run nodes with equal shares of the vbuckets of `beer`."""
-    webs = [stack.enter_context(open_node()) for _ in range(count)]
-    balance(*webs)
-    yield webs
+def run_nodes(stack, count, name="beer", vbuckets=VBUCKETS):
+    """Run nodes with equal shares of the vbuckets of a bucket."""
+    nodes = [stack.enter_context(Node.running([name], vbuckets=vbuckets)) for _ in range(count)]
+    balance(nodes, name)
+    return nodes

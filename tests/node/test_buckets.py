@@ -15,11 +15,9 @@ from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.node.buckets.bucket_list import MAX_BUCKETS
 from penstock.node.buckets.bucket_spec import BucketSpec
-from penstock.node.cluster.topology import NodePlace
 from penstock.store.definition.bucket_settings import BucketSettings
-from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket, SetVbucket
+from penstock.wire.messages.kv import Flush, GetClusterConfig, Noop, SelectBucket
 from tests.node.wire_client import connected
 from tests.patience import PATIENCE
 
@@ -345,48 +343,6 @@ class KillTimer:
 
     def __exit__(self, *error):
         self.timer.cancel()
-
-
-# Several nodes
-
-
-def make_two_nodes(ports=(1, 2)):
-    return tuple(NodePlace(host="127.0.0.1", kv=port) for port in ports)
-
-
-@pytest.mark.parametrize("this", [0, 1])
-def test_node_owns_its_share_of_the_vbuckets(this):
-    with (
-        Node.running(["beer"], vbuckets=8, nodes=make_two_nodes(), this_node=this) as node,
-        connected(node, "beer") as client,
-    ):
-        for vbucket in range(8):
-            own = vbucket // 4 == this
-            answer = client.set(b"k", vbucket=vbucket)
-            assert answer.specific == (S.SUCCESS if own else S.NOT_MY_VBUCKET)
-            if not own:
-                document = json.loads(answer.value)
-                assert document["vBucketServerMap"]["vBucketMap"] == [[0]] * 4 + [[1]] * 4
-                assert document["vBucketServerMap"]["serverList"] == ["127.0.0.1:1", "127.0.0.1:2"]
-        assert client.status(SetVbucket(vbucket=this * 4, state=VbucketState.REPLICA)) == S.SUCCESS
-        document = json.loads(client.ask(GetClusterConfig()).value)
-        assert document["vBucketServerMap"]["vBucketMap"][this * 4] == [-1]
-        cache = create_bucket(node, "cache", kind="memcached")
-        assert cache.store.vbuckets[0].history.state is VbucketState.ACTIVE
-
-
-@pytest.mark.parametrize(
-    ("options", "found"),
-    [
-        ({"nodes": make_two_nodes(), "this_node": 2}, "node 2 of 2"),
-        ({"nodes": make_two_nodes((1, 1))}, "two nodes have the same address"),
-        ({"nodes": make_two_nodes(), "vbuckets": 2048}, "at most 1024"),
-        ({"nodes": make_two_nodes(), "vbuckets": 1}, "at least one for each"),
-    ],
-)
-def test_invalid_node_lists_are_refused(options, found):
-    with pytest.raises(UsageError, match=found), Node.running(["beer"], **options):
-        pass
 
 
 def test_directory_of_a_former_member_opens_as_a_node_that_stands_alone(tmp_path, caplog):

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from penstock.node import Node
-from penstock.node.cluster.topology import NodePlace
 from penstock.wire.codec.constants import Feature, VbucketState
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode_frame
@@ -17,6 +16,7 @@ from penstock.wire.messages.cluster import SetClusterConfig
 from penstock.wire.messages.kv import (
     Append,
     Delete,
+    DelVbucket,
     DelWithMeta,
     Get,
     GetClusterConfig,
@@ -175,26 +175,20 @@ def test_pushed_map_survives_a_restart(tmp_path, options):
         assert push(client, make_map(1)) == Status.KEY_EEXISTS
 
 
-PLACES = (NodePlace(host="127.0.0.1", kv=7001), NodePlace(host="127.0.0.1", kv=7002))
-
-
 def list_vbuckets(node):
     return [vbucket.history.state for vbucket in node.buckets["beer"].store.vbuckets]
 
 
 def test_vbuckets_of_a_pushed_map_and_replicas_survive_a_restart(tmp_path):
-    def running():
-        return Node.running(["beer"], vbuckets=4, nodes=PLACES, this_node=1, data_dir=tmp_path)
-
     active, replica = VbucketState.ACTIVE, VbucketState.REPLICA
-    with running() as node, connected(node, "beer") as client:
-        client.ask(SetVbucket(vbucket=0, state=replica))
-        assert list_vbuckets(node) == [replica, None, active, active]
-    with running() as node, connected(node, "beer") as client:
-        assert list_vbuckets(node) == [replica, None, active, active]
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node, connected(node, "beer") as client:
         push(client, make_map(1))
+        client.ask(SetVbucket(vbucket=0, state=replica))
+        client.ask(DelVbucket(vbucket=1))
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node, connected(node, "beer") as client:
+        assert list_vbuckets(node) == [replica, None, active, active]
         client.ask(SetVbucket(vbucket=0, state=active))
-    with running() as node:
+    with Node.running(["beer"], vbuckets=4, data_dir=tmp_path) as node:
         assert list_vbuckets(node) == [active, None, active, active]
 
 

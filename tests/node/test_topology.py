@@ -15,6 +15,7 @@ from penstock.errors import UsageError
 from penstock.node.cluster.live_map import LiveMap
 from penstock.node.cluster.topology import (
     EPOCH,
+    AlternateAddress,
     NodePlace,
     Topology,
     build_bucket_map,
@@ -22,7 +23,7 @@ from penstock.node.cluster.topology import (
     dump_json,
     insert_host,
     next_revision,
-    parse_places,
+    read_places,
 )
 from penstock.node.session.hello_features import SUPPORTED_FEATURES
 from penstock.store.bucket_store import BucketStore
@@ -30,30 +31,19 @@ from penstock.wire.codec.constants import Feature, VbucketState
 from tests.patience import PATIENCE
 from tests.waiting import pass_turns
 
-THREE = tuple(NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000))
+THREE = [NodePlace(host="127.0.0.1", kv=port, mgmt=port + 1) for port in (1000, 2000, 3000)]
 
 
 def make_store(vbuckets=16):
     return BucketStore("beer", vbuckets=vbuckets, clock=time.time_ns, new_vbuuid=lambda: 7)
 
 
-def build_map(topology, bucket, **options):
-    return build_bucket_map(topology, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
-
-
-@given(nodes=st.integers(1, 20), power=st.integers(0, 10))
-def test_vbuckets_are_split_evenly(nodes, power):
-    vbuckets = 1 << power
-    places = tuple(NodePlace(kv=port) for port in range(1, nodes + 1))
-    owned = [Topology(places, this).list_owned(vbuckets) for this in range(nodes)]
-    assert [vbucket for some in owned for vbucket in some] == list(range(vbuckets))
-    assert max(map(len, owned)) - min(map(len, owned)) <= 1
-    for this, some in enumerate(owned):
-        assert all(Topology(places).find_owner(vbucket, vbuckets) == this for vbucket in some)
+def build_map(place, bucket, **options):
+    return build_bucket_map(Topology(place), bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
 
 
 def test_single_node_owns_all_vbuckets_at_the_dialled_host():
-    document = build_map(Topology().with_own_place(NodePlace(kv=11210, mgmt=8091)), make_store())
+    document = build_map(NodePlace(kv=11210, mgmt=8091), make_store())
     assert document["nodes"] == [{"hostname": "$HOST:8091", "ports": {"direct": 11210}}]
     assert document["nodesExt"] == [{"services": {"kv": 11210, "mgmt": 8091}, "thisNode": True}]
     assert document["vBucketServerMap"] == {
@@ -66,20 +56,44 @@ def test_single_node_owns_all_vbuckets_at_the_dialled_host():
     assert document["nodeLocator"] == "vbucket"
 
 
-def test_map_lists_own_active_vbuckets_and_all_others():
-    bucket = make_store()
-    mine = Topology(THREE, 1).list_owned(16)
-    assert list(mine) == [6, 7, 8, 9, 10]
-    for vbucket, state in zip((0, 6, 7, 8), (2, 2, 3, 4), strict=True):
+def test_map_lists_the_active_vbuckets_alone():
+    bucket = make_store(8)
+    for vbucket, state in zip((0, 6, 7), (2, 3, 4), strict=True):
         bucket.vbuckets[vbucket].set_state(VbucketState(state))
-    bucket.vbuckets[9].remove()
-    document = build_map(Topology(THREE, 1), bucket, replicas=2)
-    places = [0] * 6 + [-1, -1, -1, -1, 1] + [2] * 5
-    assert document["vBucketServerMap"]["vBucketMap"] == [[place, -1, -1] for place in places]
+    bucket.vbuckets[5].remove()
+    document = build_map(THREE[1], bucket, replicas=2)
+    owners = [-1, 0, 0, 0, 0, -1, -1, -1]
+    assert document["vBucketServerMap"]["vBucketMap"] == [[owner, -1, -1] for owner in owners]
     assert document["vBucketServerMap"]["numReplicas"] == 2
-    assert document["vBucketServerMap"]["serverList"] == ["127.0.0.1:1000", "127.0.0.1:2000", "127.0.0.1:3000"]
-    assert [place.get("thisNode", False) for place in document["nodesExt"]] == [False, True, False]
-    assert len(document["nodes"]) == len(document["nodesExt"])
+    assert document["vBucketServerMap"]["serverList"] == ["127.0.0.1:2000"]
+
+
+def make_pushed_map(**others):
+    entries = [
+        {"services": place.list_services(), "hostname": place.host, "thisNode": place is THREE[1]} for place in THREE
+    ]
+    servers = [place.format_address(place.kv) for place in THREE]
+    return {"nodesExt": entries, "vBucketServerMap": {"serverList": servers, "vBucketMap": [[0], [1]]}, **others}
+
+
+def test_places_of_a_pushed_map_are_read():
+    assert read_places(make_pushed_map(), THREE[1]) == (THREE, 1)
+    unmarked = make_pushed_map(nodesExt=[])
+    assert read_places(unmarked, THREE[2]) == ([NodePlace(host=each.host, kv=each.kv) for each in THREE], 2)
+
+
+@pytest.mark.parametrize(
+    "others",
+    [
+        {"vBucketServerMap": None},
+        {"nodesExt": [{"services": {"kv": 70_000}}] * 3},
+        {"nodesExt": [{"services": {"kv": 1}, "hostname": "a"}] * 3},
+        {"nodesExt": [3, "x", None]},
+    ],
+)
+def test_unreadable_map_has_the_own_place_alone(others):
+    own = NodePlace(host="own", kv=7, external=AlternateAddress(host="outer"))
+    assert read_places(make_pushed_map(**others), own) == ([own], 0)
 
 
 FEATURE_CAPABILITIES = {
@@ -96,29 +110,16 @@ FEATURE_CAPABILITIES = {
 
 
 def test_map_lists_the_capabilities():
-    listed = set(build_map(Topology(), make_store())["bucketCapabilities"])
+    listed = set(build_map(NodePlace(), make_store())["bucketCapabilities"])
     expected = {name for name, feature in FEATURE_CAPABILITIES.items() if feature in SUPPORTED_FEATURES}
     assert listed & FEATURE_CAPABILITIES.keys() == expected
 
 
-def test_bucket_on_several_nodes_has_one_uuid():
-    assert Topology().make_bucket_uuid("beer", "ab") == "ab"
-    moved = Topology(THREE, 1).with_own_place(NodePlace(host="127.0.0.1", kv=2000, kv_tls=2002, mgmt=2003))
-    known = {topology.make_bucket_uuid("beer", "ab") for topology in (Topology(THREE), Topology(THREE, 2), moved)}
-    assert len(known) == 1
-    assert (
-        len(
-            {*known, Topology(THREE).make_bucket_uuid("wine", "ab"), Topology(THREE[:2]).make_bucket_uuid("beer", "ab")}
-        )
-        == 3
-    )
-
-
 def test_plain_cache_map_has_no_vbuckets():
-    document = build_map(Topology(THREE), make_store(1), is_plain_cache=True)
+    document = build_map(THREE[0], make_store(1), is_plain_cache=True)
     assert document["nodeLocator"] == "ketama"
     assert "vBucketServerMap" not in document
-    assert [place["hostname"] for place in document["nodes"]] == ["127.0.0.1:1001", "127.0.0.1:2001", "127.0.0.1:3001"]
+    assert [place["hostname"] for place in document["nodes"]] == ["127.0.0.1:1001"]
 
 
 @pytest.mark.parametrize(
@@ -135,7 +136,7 @@ def test_plain_cache_map_has_no_vbuckets():
 )
 def test_services_list_the_ports(place, services):
     assert place.list_services() == services
-    (document,) = build_node_map(Topology((place,)))["nodesExt"]
+    (document,) = build_node_map(place)["nodesExt"]
     assert document["services"] == services
 
 
@@ -143,72 +144,22 @@ def test_services_list_the_ports(place, services):
     ("host", "joined", "bare"), [("db.example", "db.example:1", "db.example"), ("::1", "[::1]:1", "::1")]
 )
 def test_dialled_host_is_inserted(host, joined, bare):
-    text = dump_json(build_map(Topology().with_own_place(NodePlace(kv=1)), make_store(2)))
+    text = dump_json(build_map(NodePlace(kv=1), make_store(2)))
     inserted, template = json.loads(insert_host(text, host)), json.loads(text)
     assert inserted["vBucketServerMap"]["serverList"] == [joined]
     assert b"$HOST" not in insert_host(text, host)
-    fixed = json.loads(dump_json(build_map(Topology((NodePlace(host=host, kv=1),)), make_store(2))))
+    fixed = json.loads(dump_json(build_map(NodePlace(host=host, kv=1), make_store(2))))
     assert fixed["nodesExt"][0].pop("hostname") == bare
     assert fixed == inserted != template
 
 
-WRONG = [
-    (lambda: NodePlace(kv=65536), "65536"),
-    (lambda: NodePlace(mgmt=-1), "-1"),
-    (lambda: NodePlace(host=""), "without a host"),
-    (lambda: Topology(THREE, 3), "node 3 of 3"),
-    (lambda: Topology(THREE, -1), "node -1 of 3"),
-    (lambda: Topology(()), "node 0 of 0"),
-    (lambda: Topology((NodePlace(host="a", kv=1), NodePlace(host="a", kv=1))), "a:1, a:1"),
-    (lambda: Topology(THREE).check_vbuckets(2048), "2048 vbuckets on 3 nodes"),
-    (lambda: Topology(THREE).check_vbuckets(2), "2 vbuckets on 3 nodes"),
-]
-
-
-@pytest.mark.parametrize(("make_topology", "found"), WRONG)
-def test_invalid_topologies_are_refused_in_one_sentence(make_topology, found):
+@pytest.mark.parametrize(
+    ("options", "found"),
+    [({"kv": 65536}, "65536"), ({"mgmt": -1}, "-1"), ({"host": ""}, "without a host")],
+)
+def test_invalid_places_are_refused_in_one_sentence(options, found):
     with pytest.raises(UsageError, match=found):
-        make_topology()
-
-
-NODES = ["127.0.0.1:11210:8091", "db.example:11211", "[::1]:11212:8092:11207:18091", "[::1]:11210"]
-
-
-@pytest.mark.parametrize(
-    ("host", "port", "this"),
-    [("127.0.0.1", 11210, 0), ("0.0.0.0", 11211, 1), ("::1", 11212, 2), ("::1", 11210, 3)],
-)
-def test_node_texts_are_parsed(host, port, this):
-    places, found = parse_places(NODES, host, port)
-    assert found == this
-    assert places == (
-        NodePlace(host="127.0.0.1", kv=11210, mgmt=8091),
-        NodePlace(host="db.example", kv=11211),
-        NodePlace(host="::1", kv=11212, mgmt=8092, kv_tls=11207, mgmt_tls=18091),
-        NodePlace(host="::1", kv=11210),
-    )
-
-
-@pytest.mark.parametrize(
-    ("texts", "found"),
-    [
-        (["127.0.0.1"], "'127.0.0.1'"),
-        (["::1:11210"], "'::1:11210'"),
-        (["a:b"], "'a:b'"),
-        (["a:99999"], "99999"),
-        (["a:1", "b:2"], "127.0.0.1:11210"),
-        (["a:11210", "b:11210"], "127.0.0.1:11210"),
-    ],
-)
-def test_invalid_node_texts_are_refused(texts, found):
-    with pytest.raises(UsageError, match="expected") as raised:
-        parse_places(texts, "127.0.0.1", 11210)
-    assert found in str(raised.value)
-
-
-def test_single_node_can_have_65536_vbuckets():
-    Topology().check_vbuckets(65536)
-    Topology().check_vbuckets(1)
+        NodePlace(**options)
 
 
 @given(revision=st.integers(0, 2**40), now=st.integers(0, 2**62))

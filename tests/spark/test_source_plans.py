@@ -12,6 +12,7 @@ from penstock.node import Node
 from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.planner import ASSUMED_BYTES, Planner, count_due_logs, estimate_bytes_per_seqno
 from penstock.spark.source.run_lengths import decode_numbers
+from tests.node.balanced_nodes import balance
 from tests.node.watch import run as in_node
 from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered, planned, read_batch
@@ -121,8 +122,11 @@ def networks():
         ports = free_ports(2)
         found = [stack.enter_context(Proxy.before(port)) for port in ports]
         places = [NodePlace(host="127.0.0.1", kv=network.port) for network in found]
-        for number, port in enumerate(ports):
-            stack.enter_context(Node.running(["default"], 16, nodes=places, this_node=number, port=port))
+        nodes = [
+            stack.enter_context(Node.running(["default"], 16, place=place, port=port))
+            for place, port in zip(places, ports, strict=True)
+        ]
+        balance(nodes, "default")
         yield found
 
 

@@ -14,7 +14,6 @@ from penstock import Node
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.client_session import open_session
 from penstock.client.connect.cluster_map import ClusterMap
-from penstock.node.cluster.topology import NodePlace
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.partition_reader import ChangePartition, DumpPartition, read_partition
 from penstock.spark.source.shape import ColumnFilter, Shape
@@ -24,8 +23,8 @@ from penstock.wire.messages.dcp_values import pack_xattrs
 from tests.client.peer import serving
 from tests.client.test_tap_feed import begin, mutations
 from tests.client.test_tap_peers import closing, tap, vbuckets_asked_for
+from tests.node.balanced_nodes import run_nodes
 from tests.node.watch import run
-from tests.ports import free_ports
 from tests.spark.buckets import Documents, Proxy, numbered
 
 VBUCKETS = 8
@@ -143,20 +142,16 @@ def test_batch_without_new_changes_needs_no_node():
 
 
 def test_task_connects_only_to_the_node_that_has_its_vbuckets():
-    places = [NodePlace(host="127.0.0.1", kv=port) for port in free_ports(2)]
     with ExitStack() as stack:
-        for number, place in enumerate(places):
-            stack.enter_context(
-                Node.running(["default"], vbuckets=VBUCKETS, nodes=places, this_node=number, port=place.kv)
-            )
-        urls = [f"couchbase://127.0.0.1:{place.kv}/default" for place in places]
+        nodes = run_nodes(stack, 2, "default", VBUCKETS)
+        urls = [node.url("default") for node in nodes]
         first, second = (stack.enter_context(Documents.of(url)) for url in urls)
         first.store(numbered(0, MANY))
         cluster = first.loop.run(_fetch_map(urls[0]))
-        own = [vb for vb, owner in enumerate(cluster.owners) if cluster.endpoints[owner][1] == places[1].kv]
+        own = [vb for vb, owner in enumerate(cluster.owners) if cluster.endpoints[owner][1] == nodes[1].kv_port]
         partition = make_task(first, vbuckets=own)
         before = count_connections(first), count_connections(second)
-        rows = read(replace(partition, node=("127.0.0.1", places[1].kv)))
+        rows = read(replace(partition, node=("127.0.0.1", nodes[1].kv_port)))
         assert set(rows["vbucket"].to_pylist()) == set(own)
         assert (count_connections(first), count_connections(second)) == (before[0], before[1] + 1)
 

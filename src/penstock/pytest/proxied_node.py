@@ -109,7 +109,7 @@ class PenstockNode:
             return
         if self.is_failed_over:
             raise UsageError(f"node {self.index} was failed over while it was stopped, and cannot start again")
-        running = Node.running(vbuckets=self._vbuckets, nodes=[self.place], http_port=0, data_dir=self._directory)
+        running = Node.running(vbuckets=self._vbuckets, place=self.place, http_port=0, data_dir=self._directory)
         node = self._node = self._running.enter_context(running)
         self.proxy.target = (_HOST, node.kv_port)
         self._http_proxy.target = (_HOST, node.http_port)

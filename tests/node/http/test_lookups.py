@@ -2,14 +2,15 @@
 
 import json
 import re
+from contextlib import ExitStack
 
 import pytest
 
 from penstock.node import Node
-from penstock.node.cluster.topology import NodePlace
 from penstock.node.http.http_app import PAGES
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.kv import GetClusterConfig, SetVbucket
+from tests.node.balanced_nodes import run_nodes
 from tests.node.http.web_client import WebClient
 from tests.node.wire_client import connected
 
@@ -207,13 +208,21 @@ def test_inactive_vbucket_has_no_node_in_the_map(node, web):
     assert places == [[0]] * 3 + [[-1]] + [[0]] * 12
 
 
-def test_map_shows_all_nodes():
-    places = tuple(NodePlace(host=f"10.0.0.{number}", kv=11210, mgmt=8091) for number in (1, 2, 3))
-    with Node.running(["beer"], vbuckets=16, nodes=places, this_node=1) as node:
-        web = WebClient(node)
-        document = web.get_json("/pools/default/buckets/beer")
-        addresses = [found["hostname"] for found in document["nodes"]]
-        assert addresses == ["10.0.0.1:8091", "10.0.0.2:8091", "10.0.0.3:8091"]
-        assert [found.get("thisNode", False) for found in document["nodes"]] == [False, True, False]
-        assert document["vBucketServerMap"]["serverList"][0] == "10.0.0.1:11210"
-        assert len(web.get_json("/pools/default")["nodes"]) == 3
+def test_pages_show_the_nodes_and_the_uuid_of_an_orchestrators_map():
+    with ExitStack() as stack:
+        nodes = run_nodes(stack, 2)
+        for own, node in enumerate(nodes):
+            web = WebClient(node)
+            document = web.get_json("/pools/default/buckets/beer")
+            addresses = [f"127.0.0.1:{each.http_port}" for each in nodes]
+            assert [found["hostname"] for found in document["nodes"]] == addresses
+            assert [found.get("thisNode", False) for found in document["nodes"]] == [own == 0, own == 1]
+            assert [found["ports"]["direct"] for found in document["nodes"]] == [each.kv_port for each in nodes]
+            servers = web.get_json("/pools/default/buckets/beer/nodes")["servers"]
+            assert [found["hostname"] for found in servers] == addresses
+            assert (
+                [web.get(found["stats"]["uri"]).status for found in servers] == [200, 404] if own == 0 else [404, 200]
+            )
+            uris = {WebClient(each).get_json("/pools/default/buckets")[0]["uri"] for each in nodes}
+            assert len(uris) == 1
+            assert web.get_json(*uris)["uuid"] == document["uuid"]

@@ -74,24 +74,22 @@ def serve(
     if "follow" in options:
         options["follow"] = resolve_address(options["follow"], username, password_file)
     options.setdefault("http_port", HTTP_PORT if options["port"] else 0)
-    asyncio.run(_serve(as_json, settings, options.pop("nodes", []), **options))
+    asyncio.run(_serve(as_json, settings, **options))
 
 
 _MEMORY_SETTINGS = {"memory_bytes", "conflict_resolution", "purge_age", "retention_seconds", "retention_bytes"}
 """Settings that also apply to buckets in memory."""
 
 
-async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **options: Any) -> None:
+async def _serve(as_json: bool, settings: dict[str, Any], **options: Any) -> None:
     """Run a node until a signal.
 
     Args:
         as_json: print addresses as JSON.
         settings: fields of BucketSettings that differ from their defaults.
-        nodes: the nodes of the cluster as host:port; empty for a single node.
         options: arguments of Node.start.
     """
     from penstock.node import Node
-    from penstock.node.cluster.topology import parse_places
     from penstock.node.server.garbage import spare_present_objects
 
     # Before any bucket exists: only the garbage collector frees a deleted bucket, so it must not be spared.
@@ -101,8 +99,6 @@ async def _serve(as_json: bool, settings: dict[str, Any], nodes: list[str], **op
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, stopping.set)
     stop = loop.create_task(stopping.wait())
-    if nodes:
-        options["nodes"], options["this_node"] = parse_places(nodes, options["host"], options["port"])
     starting = loop.create_task(Node.start(**options, settings=BucketSettings(**settings) if settings else None))
     await asyncio.wait([stop, starting], return_when=asyncio.FIRST_COMPLETED)
     if not starting.done():  # with --follow it may wait a long time for the other node

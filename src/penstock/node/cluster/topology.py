@@ -1,24 +1,21 @@
-"""The cluster map: the nodes, and the node of each vbucket. Pure.
+"""The cluster map of a node that stands alone, and its addresses. Pure.
 
-A topology is a list of places, the same on every node, and the number of this node. Vbuckets are split evenly and in
-order over the nodes, so that nodes need not ask each other. A node lists its own vbuckets only while they are active,
-and those of other nodes always.
+An orchestrator that drives several nodes replaces the map by its own.
 """
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Annotated, Any
-from uuid import NAMESPACE_URL, uuid5
 
 from msgspec import Meta, Struct
 
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import format_endpoint
-from penstock.errors import UsageError
+from penstock.client.replication.map_layout import MapNode, read_map_layout, read_own_address
+from penstock.errors import RemoteProtocolError, UsageError
 from penstock.names import quote_part
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
@@ -27,7 +24,6 @@ __all__ = [
     "ANY_HOST",
     "CAPABILITIES",
     "EPOCH",
-    "MAX_SHARED_VBUCKETS",
     "PLAIN_CACHE_CAPABILITIES",
     "AlternateAddress",
     "NodePlace",
@@ -37,7 +33,7 @@ __all__ = [
     "dump_json",
     "insert_host",
     "next_revision",
-    "parse_places",
+    "read_places",
 ]
 
 ANY_HOST = "$HOST"
@@ -45,9 +41,6 @@ ANY_HOST = "$HOST"
 
 EPOCH = 1
 """Epoch of all revisions. It can stay the same because revisions never decrease: see `next_revision`."""
-
-MAX_SHARED_VBUCKETS = 1024
-"""Vbuckets of a bucket on several nodes. A single node can have 65536."""
 
 CAPABILITIES = (
     "cbhello",
@@ -159,102 +152,35 @@ class NodePlace:
 
 @dataclass(frozen=True, slots=True)
 class Topology:
-    """The nodes of a cluster.
+    """The nodes of a bucket, without an orchestrator.
 
     Attributes:
-        places: places of all nodes, in an order that all of them share.
-        own_number: number of this node in `places`.
-
-    Raises:
-        UsageError: `own_number` is out of range, or two nodes have the same address.
+        own_place: the place of this node, the only one.
     """
 
-    places: tuple[NodePlace, ...] = (NodePlace(),)
-    own_number: int = 0
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.own_number < len(self.places):
-            raise UsageError(f"node {self.own_number} of {len(self.places)}: expected one of them, counted from 0")
-        if len(self.places) > 1 and len(set(self.addresses)) < len(self.places):
-            raise UsageError(f"two nodes have the same address: {', '.join(self.addresses)}")
+    own_place: NodePlace = NodePlace()
 
     @property
-    def own_place(self) -> NodePlace:
+    def places(self) -> tuple[NodePlace, ...]:
         """The place of this node."""
-        return self.places[self.own_number]
-
-    def with_own_place(self, here: NodePlace) -> Topology:
-        """Return the same topology with another place of this node, whose listeners have got their ports."""
-        return replace(self, places=(*self.places[: self.own_number], here, *self.places[self.own_number + 1 :]))
-
-    def find_owner(self, vbucket: int, vbuckets: int) -> int:
-        """Return the number of the node that owns a vbucket."""
-        return vbucket * len(self.places) // vbuckets
+        return (self.own_place,)
 
     def list_owned(self, vbuckets: int) -> Sequence[int]:
-        """Return the vbuckets that this node owns."""
-        nodes, place = len(self.places), self.own_number
-        # The lowest v with v * nodes // vbuckets >= n, for n the place of this node and the next.
-        return range(-(-place * vbuckets // nodes), -(-(place + 1) * vbuckets // nodes))
-
-    @property
-    def addresses(self) -> list[str]:
-        """The addresses for data of all nodes, the same on each of them."""
-        return [place.format_address(place.kv or place.kv_tls) for place in self.places]
+        """Return the vbuckets that this node owns: all."""
+        return range(vbuckets)
 
     def make_bucket_uuid(self, name: str, own: str) -> str:
-        """Return the uuid by which clients know a bucket.
-
-        On one node it is the bucket's own; on several nodes it is derived from their addresses, so that all report the
-        same.
-        Clients take a bucket with another uuid for a new bucket of the same name.
-        """
-        return own if len(self.places) == 1 else uuid5(NAMESPACE_URL, " ".join([name, *self.addresses])).hex
+        """Return the uuid by which clients know a bucket: its own."""
+        return own
 
     def check_vbuckets(self, vbuckets: int) -> None:
-        """Raise UsageError if vbuckets of this number cannot be split over these nodes."""
-        nodes = len(self.places)
-        if nodes > 1 and vbuckets > MAX_SHARED_VBUCKETS:
-            raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at most {MAX_SHARED_VBUCKETS}")
-        if vbuckets < nodes:
-            raise UsageError(f"{vbuckets} vbuckets on {nodes} nodes: expected at least one for each")
-
-
-_PLACE = re.compile(
-    r"(\[(?P<address>[^\[\]]+)\]|(?P<name>[^\[\]:]+)):(?P<kv>[0-9]{1,5})"
-    r"(:(?P<mgmt>[0-9]{1,5}))?(:(?P<kv_tls>[0-9]{1,5}))?(:(?P<mgmt_tls>[0-9]{1,5}))?"
-)
-
-
-def parse_places(texts: Sequence[str], host: str, port: int) -> tuple[tuple[NodePlace, ...], int]:
-    """Return the places of texts `host:kv[:mgmt[:kv_tls[:mgmt_tls]]]`, and the number of the place at host and port.
-
-    The host matters only if several places have the port: other nodes may know this node by another name.
-
-    Raises:
-        UsageError: a text is invalid, or this node is not found among the places.
-    """
-    places = []
-    for text in texts:
-        parts = _PLACE.fullmatch(text)
-        if parts is None:
-            raise UsageError(f"node {text!r}: expected HOST:PORT or HOST:PORT:HTTP, an IPv6 address in brackets")
-        ports: dict[str, Any] = {name: int(parts[name] or 0) for name in ("kv", "mgmt", "kv_tls", "mgmt_tls")}
-        places.append(NodePlace(host=parts["address"] or parts["name"], **ports))
-    here = [number for number, place in enumerate(places) if place.kv == port]
-    if len(here) > 1:
-        here = [number for number in here if places[number].host == host]
-    if len(here) != 1:
-        raise UsageError(f"nodes {', '.join(texts)}: expected this one among them, {format_endpoint(host, port)}")
-    return tuple(places), here[0]
+        """Accept any number of vbuckets."""
 
 
 def next_revision(revision: int, now_ns: int) -> int:
     """Return the revision after this one: the time in milliseconds, or the previous revision plus 1.
 
-    So revisions increase across restarts without being stored. Of two nodes with one topology, the node that changed
-    last
-    has the higher revision.
+    So revisions increase across restarts without being stored.
 
     Args:
         revision: the previous revision.
@@ -263,10 +189,10 @@ def next_revision(revision: int, now_ns: int) -> int:
     return max(revision + 1, now_ns // 1_000_000)
 
 
-def build_node_map(topology: Topology) -> dict[str, Any]:
+def build_node_map(place: NodePlace) -> dict[str, Any]:
     """Return the cluster map of a connection without a bucket, without its revision."""
     return {
-        "nodesExt": _build_nodes_ext(topology),
+        "nodesExt": [_build_node_entry(place)],
         "clusterCapabilitiesVer": [1, 0],
         "clusterCapabilities": {},
     }
@@ -287,7 +213,7 @@ def build_bucket_map(
     """Return a bucket's cluster map without its revision.
 
     Args:
-        topology: the nodes.
+        topology: the place of the node.
         vbuckets: the bucket's vbuckets on this node.
         name: the bucket's name.
         uuid: the uuid by which clients know the bucket.
@@ -297,6 +223,7 @@ def build_bucket_map(
         is_persistent: clients can wait for persistence.
         has_history: the bucket can have change history.
     """
+    place = topology.own_place
     more = [name for name, has in ((COUCHAPI, is_persistent), (HISTORY, has_history)) if has]
     capabilities = sorted((*CAPABILITIES, *more))
     document: dict[str, Any] = {
@@ -307,43 +234,55 @@ def build_bucket_map(
         "streamingUri": f"/pools/default/bucketsStreaming/{quote_part(name)}?bucket_uuid={uuid}",
         "bucketCapabilitiesVer": "",
         "bucketCapabilities": PLAIN_CACHE_CAPABILITIES if is_plain_cache else capabilities,
-        "nodes": [
-            {"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}} for place in topology.places
-        ],
+        "nodes": [{"hostname": place.address, "ports": {"direct": place.kv} if place.kv else {}}],
     }
     if not is_plain_cache:
         document["collectionsManifestUid"] = f"{manifest_uid:x}"
-        document["vBucketServerMap"] = _build_server_map(topology, vbuckets, replicas)
-    return document | build_node_map(topology)
+        document["vBucketServerMap"] = _build_server_map(place, vbuckets, replicas)
+    return document | build_node_map(place)
 
 
-def _build_server_map(topology: Topology, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
-    owners = [topology.find_owner(number, len(vbuckets)) for number in range(len(vbuckets))]
-    for number in topology.list_owned(len(vbuckets)):
-        if vbuckets[number].history.state is not VbucketState.ACTIVE:
-            owners[number] = NO_NODE
+def _build_server_map(place: NodePlace, vbuckets: Sequence[Vbucket], replicas: int) -> dict[str, Any]:
+    owners = (0 if vbucket.history.state is VbucketState.ACTIVE else NO_NODE for vbucket in vbuckets)
     return {
         "hashAlgorithm": "CRC",
         "numReplicas": replicas,
-        "serverList": topology.addresses,
+        "serverList": [place.format_address(place.kv or place.kv_tls)],
         "vBucketMap": [[owner, *[NO_NODE] * replicas] for owner in owners],
     }
 
 
-def _build_nodes_ext(topology: Topology) -> list[dict[str, Any]]:
-    """Return nodesExt. A node with ANY_HOST has no hostname there, as in ns_server's maps.
+def _build_node_entry(place: NodePlace) -> dict[str, Any]:
+    """Return the entry of nodesExt. A node with ANY_HOST has no hostname there, as in ns_server's maps.
 
     java-dcp-client 0.56 (Kafka, Elasticsearch and Spark connectors) takes `$HOST` in nodesExt for a literal name.
     """
-    return [
-        {
-            "services": place.list_services(),
-            **({"thisNode": True} if number == topology.own_number else {}),
-            **({"hostname": place.host} if place.host != ANY_HOST else {}),
-            **({"alternateAddresses": place.external.to_dict()} if place.external is not None else {}),
-        }
-        for number, place in enumerate(topology.places)
-    ]
+    return {
+        "services": place.list_services(),
+        "thisNode": True,
+        **({"hostname": place.host} if place.host != ANY_HOST else {}),
+        **({"alternateAddresses": place.external.to_dict()} if place.external is not None else {}),
+    }
+
+
+def read_places(content: Mapping[str, Any], own: NodePlace) -> tuple[list[NodePlace], int]:
+    """Return the nodes of a map that an orchestrator has pushed, and the number of this node.
+
+    Args:
+        content: the map.
+        own: the place of this node: the only one if the map cannot be read or does not have the node.
+    """
+    here = (own.host, own.kv or own.kv_tls)
+    try:
+        nodes, name = read_map_layout(content, here).nodes, read_own_address(content, here)
+        return [_make_place(node) for node in nodes], [node.address for node in nodes].index(name)
+    except (RemoteProtocolError, UsageError, ValueError):
+        return [own], 0
+
+
+def _make_place(node: MapNode) -> NodePlace:
+    ports = [node.services.get(name, 0) for name in ("kv", "kvSSL", "mgmt", "mgmtSSL")]
+    return NodePlace(host=node.endpoint[0], kv=ports[0], kv_tls=ports[1], mgmt=ports[2], mgmt_tls=ports[3])
 
 
 def dump_json(document: Mapping[str, Any]) -> bytes:

@@ -7,6 +7,7 @@ import ipaddress
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread, get_ident
 from typing import Any, TypeVar
@@ -74,7 +75,7 @@ class Node:
         storage: how buckets are kept.
         default_vbuckets: number of vbuckets of a bucket whose definition gives none.
         bridge: mirrors a bucket of another node; None without `follow`.
-        topology: the nodes of the buckets, and the place of this node among them.
+        place: the addresses of the node, as the cluster map has them.
         map: the cluster map for connections without a bucket.
         uuid: identifies the node, and its cluster to clients. The data directory keeps it.
         start_id: identifies this start of the node.
@@ -106,12 +107,12 @@ class Node:
         )
         self.uuid, self.start_id = self.machine.make_uuid(), self.machine.make_uuid()
         self.kv_port = self.tls_port = self.http_port = self.https_port = 0
-        self.topology = Topology(tuple(options.nodes) or (NodePlace(),), options.this_node)
-        self.map = LiveMap(lambda: build_node_map(self.topology), self.machine.time_ns)
+        self.place = options.place or NodePlace()
+        self.map = LiveMap(lambda: build_node_map(self.place), self.machine.time_ns)
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.buckets = BucketList(self.storage, lambda: self.topology, self._close_bucket_clients)
+        self.buckets = BucketList(self.storage, lambda: Topology(self.place), self._close_bucket_clients)
         self.default_vbuckets = 1024
         self.http = HttpServer(self)
         self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
@@ -193,16 +194,23 @@ class Node:
             self.https_port = http.listen(self.host, options.management_port(tls=True), listener)
             self.tls_port = kv.listen(self.host, options.tls_port, listener)
         self.kv_port = kv.listen(self.host, options.port, _make_listener(self, None))
-        self.set_topology(self.topology)
+        self.set_place(self.place)
         for ports in (http.ports, kv.ports):  # only now, since each client gets all port numbers
             ports.start_accepting()
 
-    def set_topology(self, topology: Topology) -> None:
-        """Publish the nodes of the buckets, with the own ports as they are."""
-        self.topology = _place_ports(self, topology)
+    def set_place(self, place: NodePlace) -> None:
+        """Publish the addresses of the node. Ports that the options do not give are those of its listeners."""
+        given = self.options.place or NodePlace()
+        self.place = replace(
+            place,
+            kv=given.kv or self.kv_port,
+            kv_tls=given.kv_tls or self.tls_port,
+            mgmt=given.mgmt or self.http_port,
+            mgmt_tls=given.mgmt_tls or self.https_port,
+        )
         self.map.invalidate()
         for served in self.buckets.values():
-            served.set_topology(self.topology)
+            served.set_topology(Topology(self.place))
 
     def get_access(self, tls: bool) -> ListenerAccess:
         """Return the access rules of a listener, with TLS or without.
@@ -391,20 +399,6 @@ def _warn_of_former_member(data_dir: Path | None) -> None:
 def _make_listener(node: Node, tls: ServerTls | None) -> Listener:
     dialect, prototype = PINS[node.options.pin] if node.options.pin is not None else (None, False)
     return Listener(node.get_access(tls is not None), dialect, prototype, tls)
-
-
-def _place_ports(node: Node, topology: Topology) -> Topology:
-    """Return a topology with the ports of this node: those that `nodes` gives, which may be a proxy's, or its own."""
-    given = node.options.nodes[node.options.this_node] if node.options.nodes else NodePlace()
-    own = NodePlace(
-        host=topology.own_place.host,
-        kv=given.kv or node.kv_port,
-        kv_tls=given.kv_tls or node.tls_port,
-        mgmt=given.mgmt or node.http_port,
-        mgmt_tls=given.mgmt_tls or node.https_port,
-        external=topology.own_place.external,
-    )
-    return topology.with_own_place(own)
 
 
 async def _finish_tasks() -> None:

@@ -35,7 +35,8 @@ class NodeOptions:
 
     Attributes:
         follow: a connection string, or an address if the client has to log in.
-        this_node: the index of this node in `nodes`.
+        place: the addresses in the cluster map, where they are not those of the node: those of a proxy, for example. A
+            port of 0 is the node's own.
         settings: default settings of the buckets.
         machine: the machine that the node runs on; None: this machine.
         idle_timeout: seconds that a consumer may leave a NOOP unanswered. A consumer without NOOPs, or a client of a
@@ -113,20 +114,13 @@ class NodeOptions:
     allow_plain: bool = option(
         BOOLEAN, "allow PLAIN without TLS, for old clients; the network can read the passwords", default=False
     )
-    nodes: Sequence[NodePlace] = option(
-        text_list(metavar="HOST:PORT[:HTTP]"),
-        "a node of the cluster, this one included; repeat for each node, in the same order on all",
-        default=(),
-        shown="this one alone",
-        flag="--node",
-    )
     data_dir: str | os.PathLike[str] | None = option(
         nonempty(metavar="DIR", is_path=True),
         "directory of the buckets",
         default=None,
         shown="in memory",
     )
-    this_node: int = 0
+    place: NodePlace | None = None
     settings: BucketSettings | None = None
     machine: Machine | None = None
     idle_timeout: float = 360.0

@@ -10,7 +10,7 @@ from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import Topology
+from penstock.node.cluster.topology import NodePlace
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings
@@ -68,11 +68,11 @@ class NodeServices(Protocol):
         """How buckets are kept."""
 
     @property
-    def topology(self) -> Topology:
-        """The nodes of the buckets, and the place of this node among them."""
+    def place(self) -> NodePlace:
+        """The addresses of the node, as the cluster map has them."""
 
-    def set_topology(self, topology: Topology) -> None:
-        """Publish the nodes of the buckets."""
+    def set_place(self, place: NodePlace) -> None:
+        """Publish the addresses of the node."""
 
     @property
     def map(self) -> LiveMap:

@@ -234,7 +234,7 @@ def _read_settings(request: StatRequest) -> Stats:
         "auth_required_sasl": "no" if node.users is None else "yes",
         f"interface-{node.host}:{node.kv_port}-ssl": "false",
     }
-    if tls_port := node.topology.own_place.kv_tls:
+    if tls_port := node.place.kv_tls:
         settings[f"interface-{node.host}:{tls_port}-ssl"] = "true"
     return iter(settings.items())
 

@@ -50,7 +50,7 @@ class StreamEndpoint(ABC):
     @property
     def port(self) -> int:
         """The port of the node that the client has connected to."""
-        place = self.session.node.topology.own_place
+        place = self.session.node.place
         return place.kv if self.session.listener.tls is None else place.kv_tls
 
     def abort(self, reason: str) -> None:

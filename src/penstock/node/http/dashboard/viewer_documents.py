@@ -57,7 +57,7 @@ class ViewerDocuments:
             node=NodeFacts(
                 version=VERSION,
                 uptime=node.loop.time() - node.started_at,
-                address=node.topology.own_place.address.replace("$HOST", request.host),
+                address=node.place.address.replace("$HOST", request.host),
             ),
             user=_describe_user(request, bucket),
             buckets=[name for name in node.buckets if request.user.has_privilege(Privilege.SIMPLE_STATS, name)],
@@ -105,7 +105,7 @@ def _list_collections(request: PageRequest, sampler: BucketSampler) -> list[Coll
 
 def _list_nodes(request: PageRequest, bucket: ServedBucket) -> list[NodeRow]:
     """Return the nodes of the cluster with the numbers of their vbuckets, as the bucket's map has them."""
-    shown = {"nodes": http_documents.make_nodes(request.node, 0), "map": bucket.cluster_map.content}
+    shown = {"nodes": http_documents.make_nodes(request.node, 0, bucket), "map": bucket.cluster_map.content}
     document = json.loads(insert_host(dump_json(shown), request.host))
     numbers = document["map"].get("vBucketServerMap", {})
     servers, chains = numbers.get("serverList", []), numbers.get("vBucketMap", [])

@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from penstock.client.connect.address import is_host
 from penstock.digits import read_digits
-from penstock.errors import UsageError
 from penstock.node.auth.roles import Privilege
 from penstock.node.cluster.topology import AlternateAddress
 from penstock.node.http.pages.forms import FormErrors, read_form
@@ -40,15 +39,12 @@ async def _remove_alternate_address(request: PageRequest) -> Response:
 
 
 def _publish_address(request: PageRequest, external: AlternateAddress | None) -> Response:
-    """Give the node an alternate address, or take it away with None. Raises UsageError for a node of a list.
+    """Give the node an alternate address, or take it away with None.
 
     Returns:
         An empty response.
     """
-    topology = request.node.topology
-    if len(topology.places) > 1:
-        raise UsageError("nodes of a list have no alternate addresses, expected a node without a list")
-    request.node.set_topology(topology.with_own_place(replace(topology.own_place, external=external)))
+    request.node.set_place(replace(request.node.place, external=external))
     return Response(status_code=200)
 
 

@@ -78,10 +78,9 @@ async def _show_node(request: PageRequest) -> Response:
 
 async def _show_node_stats(request: PageRequest) -> Response:
     """Return the statistics of this node. Nodes do not ask each other."""
-    if (
-        _find_server(request)["hostname"]
-        != insert_host(request.node.topology.own_place.address.encode(), request.host).decode()
-    ):
+    places, own_number = http_documents.list_places(request.node, request.find_bucket())
+    own = insert_host(places[own_number].address.encode(), request.host).decode()
+    if _find_server(request)["hostname"] != own:
         raise HTTPException(404, "statistics of another node: ask that node")
     return request.make_json_response(http_documents.make_bucket_stats(request.node, request.find_bucket()))
 

@@ -86,7 +86,7 @@ class PageRequest:
         if served is None:
             raise HTTPException(404, MISSING)
         wanted = self.http_request.query_params.get("bucket_uuid")
-        if wanted is not None and wanted != served.uuid:
+        if wanted is not None and wanted not in (served.uuid, served.cluster_map.content.get("uuid")):
             raise HTTPException(404, "Bucket uuid does not match the requested.")
         return served
 
@@ -219,8 +219,8 @@ async def _check_login(http: HttpState, access: ListenerAccess, request: Request
 
 
 def _is_own_host(host: str, node: NodeServices) -> bool:
-    places = node.topology.places
-    known = [place.host for place in places] + [place.external.host for place in places if place.external is not None]
+    place = node.place
+    known = [place.host, *([place.external.host] if place.external is not None else ())]
     if host.lower() in ("localhost", node.host, *(name.lower() for name in known)):
         return True
     try:

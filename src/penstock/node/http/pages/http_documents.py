@@ -15,6 +15,7 @@ from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.release import RELEASE
+from penstock.node.cluster.topology import NodePlace, read_places
 from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats
@@ -24,6 +25,8 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = [
     "count_visible_items",
+    "get_shown_uuid",
+    "list_places",
     "make_bucket",
     "make_bucket_nodes",
     "make_bucket_stat",
@@ -89,7 +92,7 @@ def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
             "terseBucketsBase": "/pools/default/b/",
             "terseStreamingBucketsBase": "/pools/default/bs/",
         },
-        "bucketNames": [{"bucketName": name, "uuid": served.uuid} for name, served in node.buckets.items()],
+        "bucketNames": [{"bucketName": name, "uuid": get_shown_uuid(served)} for name, served in node.buckets.items()],
         "nodeServicesUri": "/pools/default/nodeServices",
         "balanced": True,
         "rebalanceStatus": "none",
@@ -101,16 +104,17 @@ def make_pool(node: ManagedNode, items: int) -> dict[str, Any]:
     }
 
 
-def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
-    """Return the documents about all nodes. Nodes of a fixed list are healthy: they do not ask each other.
+def make_nodes(node: ManagedNode, items: int, served: ServedBucket | None = None) -> list[dict[str, Any]]:
+    """Return the documents about this node, or about the nodes of a bucket's map. They do not ask each other.
 
     Args:
         node: this node.
         items: number of documents of this node that the user may know of.
+        served: the bucket; None: this node alone.
     """
-    topology = node.topology
+    places, own_number = ([node.place], 0) if served is None else list_places(node, served)
     found: list[dict[str, Any]] = []
-    for number, place in enumerate(topology.places):
+    for number, place in enumerate(places):
         ports = {"direct": place.kv, "httpsMgmt": place.mgmt_tls}
         document: dict[str, Any] = {
             "hostname": place.address,
@@ -130,12 +134,23 @@ def make_nodes(node: ManagedNode, items: int) -> list[dict[str, Any]]:
             "interestingStats": {},
             "uptime": str(int(node.loop.time() - node.started_at)),
         }
-        if number == topology.own_number:
+        if number == own_number:
             document["thisNode"] = True
             document["nodeUUID"], document["startId"] = node.uuid, node.start_id
             document["interestingStats"] = {"curr_items": items}
         found.append(document)
     return found
+
+
+def list_places(node: NodeServices, served: ServedBucket) -> tuple[list[NodePlace], int]:
+    """Return the nodes of a bucket's map, and the number of this node."""
+    pushed = served.cluster_map.pushed
+    return ([node.place], 0) if pushed is None else read_places(pushed.content, node.place)
+
+
+def get_shown_uuid(served: ServedBucket) -> str:
+    """Return the uuid of a bucket in its map. It is the same on all nodes."""
+    return str(served.cluster_map.content.get("uuid", served.uuid))
 
 
 def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, items: int) -> dict[str, Any]:
@@ -155,7 +170,7 @@ def make_bucket(node: ManagedNode, served: ServedBucket, manifest: Manifest, ite
         "rev": revision,
         "revEpoch": epoch,
         **served.cluster_map.content,
-        "nodes": make_nodes(node, items),
+        "nodes": make_nodes(node, items, served),
         "bucketType": _TYPES.get(spec.kind, spec.kind),
         "authType": "sasl",
         "saslPassword": "",  # buckets have no passwords, but cbtransfer of 2.5.1 and cbrestore need the field
@@ -238,7 +253,7 @@ def _make_basic_stats(node: NodeServices, served: ServedBucket, manifest: Manife
 def make_bucket_nodes(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
     """Return the nodes of a bucket, with the path of its statistics on each."""
     base = f"/pools/default/buckets/{quote_part(served.store.name)}/nodes"
-    paths = {place.address: f"{base}/{place.address}" for place in node.topology.places}
+    paths = {place.address: f"{base}/{place.address}" for place in list_places(node, served)[0]}
     servers = [{"hostname": name, "uri": path, "stats": {"uri": f"{path}/stats"}} for name, path in paths.items()]
     return {"servers": servers}
 
@@ -249,7 +264,8 @@ def make_bucket_stat(node: NodeServices, served: ServedBucket, name: str) -> dic
     samples = found.pop("samples")
     if name not in samples:
         return None
-    return found | {"timestamp": samples["timestamp"], "nodeStats": {node.topology.own_place.address: samples[name]}}
+    places, own_number = list_places(node, served)
+    return found | {"timestamp": samples["timestamp"], "nodeStats": {places[own_number].address: samples[name]}}
 
 
 def make_bucket_stats(node: NodeServices, served: ServedBucket) -> dict[str, Any]:
