@@ -19,29 +19,19 @@ def list_owned(run, node):
 
 def test_vbuckets_move_to_the_other_node(run, source, target):
     urls = ("--from", source.url("beer"), "--to", target.url("beer"))
-    done = run("move", *urls, "--vbucket", "3", "--vbucket", "5")
+    done = run("move", *urls, "--vbucket", "3", "--vbucket", "5", "--vbucket", "3")
     assert (done.code, done.lines[-1]) == (0, "2 vbuckets moved")
     assert done.lines[0].startswith(f"vbucket 3: 127.0.0.1:{source.kv_port} -> 127.0.0.1:{target.kv_port}, takeover ")
     assert (list_owned(run, target), 3 in list_owned(run, source)) == ([3, 5], False)
     assert read_keys(run, source) == read_keys(run, target) == KEYS
 
 
-def test_balance_gives_each_node_its_share(run, source, target):
-    done = run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"), "--json")
-    assert len(done.json_lines) == 8
-    assert done.json_lines[0].keys() == {"vbucket", "from", "to", "seconds"}
-    owned = list_owned(run, source), list_owned(run, target)
-    assert sorted(owned[0] + owned[1]) == [*range(16)]
-    assert [len(each) for each in owned] == [8, 8]
-    assert run("move", "--balance", "--from", target.url("beer")).lines == ["0 vbuckets moved"]
-
-
 @pytest.mark.parametrize(
     ("options", "text"),
     [
-        (["--vbucket", "1"], "--vbucket without --to"),
-        ([], "expected either --vbucket or --balance"),
-        (["--vbucket", "1", "--balance"], "expected either --vbucket or --balance"),
+        (["--vbucket", "1"], "Missing option '--to'"),
+        (["--to", "couchbase://127.0.0.1:1/beer"], "Missing option '--vbucket'"),
+        (["--vbucket", "65536", "--to", "couchbase://127.0.0.1:1/beer"], "65536"),
     ],
 )
 def test_wrong_options_of_move_are_explained(run, source, options, text):
@@ -55,6 +45,8 @@ def test_vbucket_that_has_moved_is_not_moved_again(run, source, target):
     assert run("move", *urls, "--vbucket", "3").lines[-1] == "1 vbuckets moved"
     again = run("move", *urls, "--vbucket", "3")
     assert (again.code, again.lines) == (0, ["0 vbuckets moved"])
+    (line,) = run("move", *urls, "--vbucket", "4", "--json").json_lines
+    assert line.keys() == {"vbucket", "from", "to", "seconds"}
 
 
 def test_vbucket_of_a_third_node_is_not_moved(run, source, target):
@@ -80,7 +72,8 @@ def test_failover_promotes_the_replicas(run, target):
 
 
 def test_lost_vbuckets_end_a_failover_with_an_error(run, source, target):
-    run("move", "--balance", "--from", source.url("beer"), "--to", target.url("beer"))
+    half = [option for vbucket in range(8) for option in ("--vbucket", vbucket)]
+    run("move", *half, "--from", source.url("beer"), "--to", target.url("beer"))
     done = run("failover", "--node", source.url("beer"), "--to", target.url("beer"), "--lose", "--json")
     assert (done.code, len(done.json["lost"]), done.json["reachable"]) == (1, 8, True)
     assert "no replica of vbuckets" in done.err
@@ -100,14 +93,17 @@ def tls_nodes(tmp_path):
         yield first, second, f"ca={tmp_path / 'ca.pem'}"
 
 
-def test_vbuckets_move_and_fail_over_with_tls(run, tls_nodes):
+def test_vbuckets_move_and_fail_over_with_tls(run, tmp_path, tls_nodes):
     first, second, trust = tls_nodes
     urls = [f"couchbases://127.0.0.1:{node.tls_port}/beer?{trust}" for node in (first, second)]
     lines = b"".join(b'{"id": %d}\n' % number for number in range(100))
     assert run("load", "-", "--key", "id", "--url", urls[0], stdin=lines).code == 0
     assert run("replicate", "--from", urls[0], "--to", urls[1], "--vbucket", "2", "--until", "now").code == 0
-    moved = run("move", "--balance", "--from", urls[0], "--to", urls[1])
-    assert (moved.code, moved.lines[-1]) == (0, "8 vbuckets moved"), moved.err
+    file = tmp_path / "lab.toml"
+    nodes = "".join(f'[[node]]\nurl = "{url.replace("/beer", "/")}"\n' for url in urls)
+    file.write_text(f'{nodes}[[bucket]]\nname = "beer"\nreplicas = 0\n')
+    moved = run("cluster", "rebalance", file, "--json")
+    assert (moved.code, sum("vbucket" in line for line in moved.json_lines)) == (0, 8), moved.err
     assert run("replicate", "--from", urls[0], "--to", urls[1], "--until", "now").code == 0
     failed = run("failover", "--node", urls[0], "--to", urls[1], "--lose", "--json")
     assert (failed.code, failed.json["lost"], failed.json["reachable"]) == (0, [], True)
@@ -131,7 +127,6 @@ def test_node_of_the_map_under_another_name_is_refused(run, source, target):
         ("replicate", "--from", "ONE", "--to", "OTHER", "--overwrite", "--until", "now"),
         ("replicate", "--from", "ONE", "--to", "OTHER", "--until", "now"),
         ("move", "--vbucket", "3", "--from", "ONE", "--to", "OTHER"),
-        ("move", "--balance", "--from", "OTHER", "--to", "ONE"),
         ("failover", "--node", "OTHER", "--to", "ONE", "--lose"),
     ],
     ids=" ".join,

@@ -16,7 +16,6 @@ from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.text_tables import make_table, print_table
 from penstock.cli.cluster.failover import print_failover
 from penstock.cli.cluster.move import format_moved
-from penstock.cli.cluster.replicate import report_replicas
 from penstock.client.login.credentials import resolve_credentials
 
 if TYPE_CHECKING:
@@ -122,7 +121,7 @@ def run(*, file: _File, as_json: AsJson = False) -> None:
     A second one for the same nodes is refused.
     """
     content = _read(file)
-    reports = {bucket.name: report_replicas(as_json=as_json, bucket=bucket.name) for bucket in content.buckets}
+    reports = {bucket.name: _report_replicas(bucket.name, as_json=as_json) for bucket in content.buckets}
 
     async def work(stop: asyncio.Event) -> None:
         from penstock.client.cluster.orchestrator import Orchestrator
@@ -130,6 +129,20 @@ def run(*, file: _File, as_json: AsJson = False) -> None:
         await Orchestrator(content).run(lambda bucket, replicas, lag: reports[bucket](replicas, lag))
 
     asyncio.run(run_until_signal(work))
+
+
+def _report_replicas(bucket: str, *, as_json: bool) -> Callable[[int, int], None]:
+    """Return a function that prints the replicas of a bucket and the changes that they lack, if these have changed."""
+    last: tuple[int, int] | None = None
+
+    def report(replicas: int, lag: int) -> None:
+        nonlocal last
+        if (replicas, lag) != last:
+            last = (replicas, lag)
+            line = f"{bucket}: {replicas} replicas, {lag:,} changes behind; Ctrl-C stops."
+            print_text(format_json_line({"bucket": bucket, "replicas": replicas, "lag": lag}) if as_json else line)
+
+    return report
 
 
 @cluster_app.command(

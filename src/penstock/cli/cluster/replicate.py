@@ -24,7 +24,6 @@ from penstock.cli.base.option_parameters import add_options
 from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.connect.address import Address
-from penstock.errors import UsageError
 from penstock.options import BOOLEAN, list_of, one_of, option, whole_number
 from penstock.wire.codec.constants import Dialect
 
@@ -38,12 +37,7 @@ _SECONDS_BETWEEN_LINES = 1.0
 _FromUrl = Annotated[
     str, typer.Option("--from", metavar="URL", help="Connection string of the bucket to copy, at any of its nodes.")
 ]
-_ToUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--to", metavar="URL", help="Connection string of the bucket at the target node. Default: all nodes of the map."
-    ),
-]
+_ToUrl = Annotated[str, typer.Option("--to", metavar="URL", help="Connection string of the bucket at the target node.")]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +67,6 @@ class ReplicateOptions:
     epilog=format_examples(
         "penstock replicate --from couchbase://10.0.0.1/beer --to couchbase://10.0.0.2/beer",
         "penstock replicate --from $A --to $B --vbucket 7 --until now --json",
-        "penstock replicate --from $A",
     ),
 )
 @add_options("chosen", ReplicateOptions)
@@ -81,7 +74,7 @@ def replicate(
     *,
     chosen: dict[str, Any],
     source: _FromUrl,
-    target: _ToUrl = None,
+    target: _ToUrl,
     username: Username = None,
     password: PasswordFile = None,
     quiet: Quiet = False,
@@ -93,8 +86,7 @@ def replicate(
     failover logs of the source, continue where they were, and roll back after a
     failover of the source. The command only passes frames from node to node.
 
-    Without --to, the command keeps all replicas that the cluster map names, also
-    when vbuckets move, nodes fail over, or other replicas are placed.
+    penstock cluster run keeps all replicas that the cluster map names.
 
     Runs until SIGINT (Ctrl-C) or SIGTERM, or with --until now until the target
     has all changes that the source has at the start.
@@ -104,17 +96,12 @@ def replicate(
     Over UPR the source sends UPR, and the command translates it to DCP for the target.
 
     With --json, each line is the state at one moment. lag counts the changes that
-    the target lacks, nodes has the lag of each source node. Without --to, replicas
-    counts those that run.
+    the target lacks, nodes has the lag of each source node.
     """
-    origin, wanted = resolve_address(source, username, password), ReplicateOptions(**chosen)
-    if target is None:
-        if wanted != ReplicateOptions():
-            raise UsageError("--vbucket, --protocol, --until or --overwrite without --to, expected the target node")
-        asyncio.run(_keep_replicas(origin, as_json=as_json))
-        return
-    options, destination = _make_options(wanted), resolve_address(target, username, password)
-    asyncio.run(_replicate(origin, destination, options, as_json=as_json, is_quiet=quiet))
+    origin, destination = (resolve_address(url, username, password) for url in (source, target))
+    asyncio.run(
+        _replicate(origin, destination, _make_options(ReplicateOptions(**chosen)), as_json=as_json, is_quiet=quiet)
+    )
 
 
 def _make_options(chosen: ReplicateOptions) -> ReplicationOptions:
@@ -152,38 +139,6 @@ async def _replicate(
     finally:
         if last is not None:
             print_text(format_json_line(last.to_dict()) if as_json else _format_summary(last))
-
-
-def report_replicas(*, as_json: bool, bucket: str = "") -> Callable[[int, int], None]:
-    """Return a function that prints the number of replicas and the changes that they lack, if these have changed.
-
-    Args:
-        as_json: print JSON.
-        bucket: the name of the bucket, where a command keeps the replicas of several.
-    """
-    last: tuple[int, int] | None = None
-
-    def report(vbuckets: int, lag: int) -> None:
-        nonlocal last
-        if (vbuckets, lag) != last:
-            last = (vbuckets, lag)
-            named, title = ({"bucket": bucket}, f"{bucket}: ") if bucket else ({}, "")
-            found = {**named, "replicas": vbuckets, "lag": lag}
-            line = f"{title}{vbuckets} replicas, {lag:,} changes behind; Ctrl-C stops."
-            print_text(format_json_line(found) if as_json else line)
-
-    return report
-
-
-async def _keep_replicas(source: Address, *, as_json: bool) -> None:
-    """Keep the replicas that the map names until a signal."""
-    from penstock.client.cluster.map_replication import MapReplication
-
-    async def work(stop: asyncio.Event) -> None:
-        async with MapReplication(source, report_replicas(as_json=as_json)) as replication:
-            await replication.wait()
-
-    await run_until_signal(work)
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from typing import NotRequired, TypedDict
 
 
 class ReplicationState(TypedDict):
-    """The state of a replication with --to.
+    """The state of a replication.
 
     Attributes:
         vbuckets: vbuckets to replicate.
@@ -27,18 +27,6 @@ class ReplicationState(TypedDict):
     copied: int
     bytes: int
     seconds: float
-
-
-class KeptReplicas(TypedDict):
-    """The number of replicas that the cluster map names.
-
-    Attributes:
-        replicas: replicas that run.
-        lag: changes that they lack.
-    """
-
-    replicas: int
-    lag: int
 
 
 MovedVbucketLine = TypedDict(
@@ -90,14 +78,18 @@ class ClusterFailoverLine(FailoverSummary):
     bucket: str
 
 
-class ClusterReplicasLine(KeptReplicas):
+class ClusterReplicasLine(TypedDict):
     """The replicas of a bucket that `cluster run` keeps.
 
     Attributes:
         bucket: name of the bucket.
+        replicas: replicas that run.
+        lag: changes that they lack.
     """
 
     bucket: str
+    replicas: int
+    lag: int
 
 
 class XdcrState(TypedDict):

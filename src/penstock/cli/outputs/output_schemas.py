@@ -51,8 +51,8 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "streams close": _one(node.ClosedConnection),
     "compact": _one(node.CompactedBucket),
     "check": _lines(node.CheckedBucket, node.RepairedBucket, node.RestoredRecord),
-    "replicate": _lines(cluster.ReplicationState, cluster.KeptReplicas),
-    "move": _lines(cluster.MovedVbucketLine, cluster.KeptReplicas),
+    "replicate": _lines(cluster.ReplicationState),
+    "move": _lines(cluster.MovedVbucketLine),
     "failover": _one(cluster.FailoverSummary),
     "cluster apply": _lines(ClusterDifference, cluster.ClusterMoveLine),
     "cluster rebalance": _lines(ClusterDifference, cluster.ClusterMoveLine),
@@ -131,7 +131,6 @@ _ATTRIBUTE = re.compile(r"^ +(\w+): (.*)$", re.MULTILINE)
 _EXTENDED = {
     cluster.ClusterMoveLine: cluster.MovedVbucketLine,
     cluster.ClusterFailoverLine: cluster.FailoverSummary,
-    cluster.ClusterReplicasLine: cluster.KeptReplicas,
     pipeline.StoppedLake: pipeline.LakeState,
     pipeline.TableRow: bucket.ChangeLine,
 }
