@@ -3,7 +3,7 @@
 from contextlib import ExitStack, contextmanager
 
 from penstock.client.blocking import LoopThread
-from penstock.node.cluster.topology import NodePlace
+from penstock.node.cluster.own_map import NodePlace
 from penstock.pytest.fault_proxy import FaultProxy
 from tests.node.balanced_nodes import balance, open_node
 

@@ -12,8 +12,8 @@ from penstock.client.replication.map_layout import (
     read_map_layout,
     read_own_node,
 )
+from penstock.node.cluster.own_map import dump_json
 from penstock.node.cluster.pushed_map import PushedMap
-from penstock.node.cluster.topology import dump_json
 from penstock.wire.codec.constants import VbucketState
 
 NODES = tuple(MapNode((f"10.0.0.{at}", 11210), {"kv": 11210, "kvSSL": 11207, "mgmt": 8091}) for at in range(3))

@@ -25,7 +25,7 @@ from penstock.client.replication.map_layout import (
 )
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError
-from penstock.node.cluster.topology import dump_json
+from penstock.node.cluster.own_map import dump_json
 from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry
 from penstock.wire.codec.constants import VbucketState
 

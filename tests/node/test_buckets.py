@@ -178,7 +178,7 @@ def test_bucket_directory_keeps_the_spec(tmp_path, kind):
             assert (client.get(b"k").value == b"v") is (kind == "couchbase")
         delete_bucket(node, "wine")
         delete_bucket(node, "beer")
-    assert not list(tmp_path.iterdir())
+    assert [path.name for path in tmp_path.iterdir()] == ["node.json"]
     with Node.running(data_dir=tmp_path) as node:
         assert list(node.buckets) == ["default"]
 
@@ -193,7 +193,7 @@ def test_remains_of_a_deleted_bucket_are_removed_at_the_start(tmp_path):
     with Node.running(["wine"], vbuckets=4, data_dir=tmp_path) as node:
         assert list(node.buckets) == ["wine"]
         create_bucket(node, "half")
-    assert {path.name for path in tmp_path.iterdir()} == {"half", "wine", "notes.txt"}
+    assert {path.name for path in tmp_path.iterdir()} == {"half", "wine", "notes.txt", "node.json"}
 
 
 def test_copied_bucket_directory_is_left_alone(tmp_path, caplog):

@@ -9,7 +9,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 
 from penstock.client.connect.address import parse_address
 from penstock.node import Node
-from penstock.node.cluster.topology import NodePlace
+from penstock.node.cluster.own_map import NodePlace
 from penstock.spark.source.planner import ASSUMED_BYTES, Planner, count_due_logs, estimate_bytes_per_seqno
 from penstock.spark.source.run_lengths import decode_numbers
 from tests.node.balanced_nodes import balance

@@ -13,7 +13,7 @@ from penstock.client.cluster.cluster_file import NodeEntry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import UsageError
 from penstock.node import Node
-from penstock.node.cluster.topology import NodePlace
+from penstock.node.cluster.own_map import NodePlace
 from penstock.pytest.fault_proxy import FaultProxy
 
 __all__ = ["PenstockNode"]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from penstock.errors import Error, InternalError, NotSupported, StoreDamaged, StoreRefused, TemporaryFailure, UsageError
@@ -12,8 +12,7 @@ from penstock.names import check_new_bucket
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, find_buckets, open_bucket, remove_bucket
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.cluster.topology import Topology
-from penstock.wire.codec.constants import VbucketState
+from penstock.node.cluster.own_map import NodePlace
 
 __all__ = ["MAX_BUCKETS", "BucketList", "check_bucket_names"]
 
@@ -30,7 +29,7 @@ class BucketList(dict[str, ServedBucket]):
 
     Args:
         storage: how buckets are stored.
-        get_topology: returns the nodes of the buckets.
+        get_place: returns the addresses of the node.
         close_users: ends all streams and connections that use a bucket, before the bucket is deleted.
 
     Attributes:
@@ -41,13 +40,13 @@ class BucketList(dict[str, ServedBucket]):
     def __init__(
         self,
         storage: BucketStorage,
-        get_topology: Callable[[], Topology],
+        get_place: Callable[[], NodePlace],
         close_users: Callable[[ServedBucket], None],
     ) -> None:
         """Make an empty list."""
         super().__init__()
         self._storage = storage
-        self._get_topology = get_topology
+        self._get_place = get_place
         self._close_users = close_users
         self._lock = asyncio.Lock()
         self._closed = False
@@ -117,22 +116,17 @@ class BucketList(dict[str, ServedBucket]):
             The open bucket.
 
         Raises:
-            UsageError: the node stops, the bucket is open, or the topology does not permit its vbuckets.
+            UsageError: the node stops, or the bucket is open.
             StoreRefused: the directory cannot be used.
             StoreDamaged: the files are damaged.
         """
         async with self._lock:
-            topology = self._get_topology()
             if self._closed:
                 raise UsageError("the node is stopping")
             if spec.name in self or spec.name in self.unopened:
                 raise UsageError(f"bucket {spec.name!r} exists already")
-            if not spec.is_plain_cache:
-                topology.check_vbuckets(spec.vbuckets)
             served = await open_bucket(spec, self._storage)
-            for number in _list_foreign_vbuckets(topology, served):
-                served.store.vbuckets[number].remove()
-            served.set_topology(topology)
+            served.set_place(self._get_place())
             served.fence_vbuckets()
             self[spec.name] = served
             return served
@@ -239,17 +233,3 @@ def check_bucket_names(names: Sequence[str]) -> None:
         check_new_bucket(name)
     if len(set(names)) < len(names):
         raise UsageError(f"a bucket is named twice: {', '.join(names)}")
-
-
-def _list_foreign_vbuckets(topology: Topology, served: ServedBucket) -> Iterator[int]:
-    """Yield the vbuckets of a bucket that are active here but belong to other nodes.
-
-    A plain cache has none: its clients split the keys over nodes. An orchestrator that has pushed a map places the
-    vbuckets itself. Replicas belong to no place of the topology.
-    """
-    if len(topology.places) == 1 or served.spec.is_plain_cache or served.cluster_map.pushed:
-        return
-    own = set(topology.list_owned(len(served.store.vbuckets)))
-    for vbucket in served.store.vbuckets:
-        if vbucket.id not in own and vbucket.history.state is VbucketState.ACTIVE:
-            yield vbucket.id

@@ -20,8 +20,8 @@ from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.rollback_log import RollbackLog
 from penstock.node.buckets.vbucket_events import VbucketEvent, VbucketListener, WaitingStream
 from penstock.node.cluster.live_map import LiveMap
+from penstock.node.cluster.own_map import NodePlace, build_bucket_map
 from penstock.node.cluster.pushed_map import OwnedVbuckets, PushedMap
-from penstock.node.cluster.topology import Topology, build_bucket_map
 from penstock.node.sync_writes.bucket_sync_writes import BucketSyncWrites
 from penstock.node.tap_state.tap_clients import TapBucket
 from penstock.node.timing.command_times import CommandTimes
@@ -134,7 +134,7 @@ class ServedBucket:
         definition: as the argument.
         can_be_flushed: FLUSH is permitted.
         is_deleted: the bucket was deleted.
-        topology: the nodes that the bucket is on.
+        place: the addresses of the node.
         cluster_map: its cluster map.
         changed: vbuckets that changed since the last `notify`.
         counters: commands that STAT counts.
@@ -168,7 +168,7 @@ class ServedBucket:
         for vbucket in store.vbuckets:
             vbucket.locks.monotonic = machine.monotonic_ns
         store.rollout.on_flush = partial(self.report_event, event=VbucketEvent.FLUSHED)
-        self.topology = Topology()
+        self.place = NodePlace()
         record = store.record.content if definition is None else definition.fields
         pushed = PushedMap.from_dict(record[_MAP_FIELD]) if _MAP_FIELD in record else None
         self.cluster_map = LiveMap(
@@ -295,7 +295,7 @@ class ServedBucket:
     @property
     def uuid(self) -> str:
         """The uuid by which clients know the bucket, hexadecimal."""
-        return self.spec.uuid or self.topology.make_bucket_uuid(self.store.name, self._own_uuid)
+        return self.spec.uuid or self._own_uuid
 
     def get_reported_persisted_seqno(self, vbucket: Vbucket) -> int:
         """Return the persisted seqno that clients see: 0 in a bucket that is ephemeral by its type.
@@ -351,9 +351,9 @@ class ServedBucket:
 
     # The cluster map
 
-    def set_topology(self, topology: Topology) -> None:
-        """Publish the bucket as part of these nodes from now on."""
-        self.topology = topology
+    def set_place(self, place: NodePlace) -> None:
+        """Publish the bucket with these addresses of the node from now on."""
+        self.place = place
         self.cluster_map.invalidate()
 
     def adopt_map(self, pushed: PushedMap) -> None:
@@ -390,7 +390,7 @@ class ServedBucket:
 
     def _build_map(self) -> dict[str, Any]:
         return build_bucket_map(
-            self.topology,
+            self.place,
             self.store.vbuckets,
             name=self.store.name,
             uuid=self.uuid,

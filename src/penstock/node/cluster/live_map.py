@@ -8,8 +8,8 @@ from itertools import islice
 from typing import Any
 
 from penstock.errors import KeyExists
+from penstock.node.cluster.own_map import EPOCH, dump_json, next_revision
 from penstock.node.cluster.pushed_map import PushedMap
-from penstock.node.cluster.topology import EPOCH, dump_json, next_revision
 
 __all__ = ["LiveMap", "Unwatch"]
 

@@ -20,7 +20,7 @@ from penstock.errors import (
     Unreachable,
     UsageError,
 )
-from penstock.node.cluster.topology import dump_json
+from penstock.node.cluster.own_map import dump_json
 from penstock.node.http.dashboard.dashboard_pages import make_dashboard_pages
 from penstock.node.http.pages import (
     address_pages,

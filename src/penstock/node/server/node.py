@@ -23,7 +23,7 @@ from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.buckets.endpoint_reports import EndpointReport
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import NodePlace, Topology, build_node_map
+from penstock.node.cluster.own_map import NodePlace, build_node_map
 from penstock.node.http.http_server import HttpServer
 from penstock.node.mirror.bridge import Bridge, find_upstream
 from penstock.node.server.kv_server import KvServer
@@ -112,7 +112,7 @@ class Node:
         self.idle_timeout = options.idle_timeout
         self.tap = TapSettings()
         self.bridge: Bridge | None = None
-        self.buckets = BucketList(self.storage, lambda: Topology(self.place), self._close_bucket_clients)
+        self.buckets = BucketList(self.storage, lambda: self.place, self._close_bucket_clients)
         self.default_vbuckets = 1024
         self.http = HttpServer(self)
         self.connections = ConnectionRegistry(loop, options, self.users, limit_connections(options.most_connections))
@@ -210,7 +210,7 @@ class Node:
         )
         self.map.invalidate()
         for served in self.buckets.values():
-            served.set_topology(Topology(self.place))
+            served.set_place(self.place)
 
     def get_access(self, tls: bool) -> ListenerAccess:
         """Return the access rules of a listener, with TLS or without.

@@ -13,7 +13,7 @@ from penstock.options import BOOLEAN, FILE, INTEGER, PORT, TEXT, nonempty, one_o
 from penstock.wire.codec.constants import Dialect
 
 if TYPE_CHECKING:  # the command line imports this module for its options: importing the store would slow it down
-    from penstock.node.cluster.topology import NodePlace
+    from penstock.node.cluster.own_map import NodePlace
     from penstock.node.transport.machine import Machine
     from penstock.store.definition.bucket_settings import BucketSettings
 

@@ -10,7 +10,7 @@ from penstock.node.auth.password_checks import PasswordChecker
 from penstock.node.buckets.bucket_list import BucketList
 from penstock.node.buckets.bucket_storage import BucketStorage
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import NodePlace
+from penstock.node.cluster.own_map import NodePlace
 from penstock.node.session.connection_registry import ConnectionRegistry
 from penstock.node.session.node_options import NodeOptions
 from penstock.node.session.tap_settings import TapSettings

@@ -20,8 +20,8 @@ from penstock.client.dashboard.document_view import DocumentView
 from penstock.node.auth.roles import Privilege, User
 from penstock.node.buckets.rollback_log import DemandedRollback
 from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.cluster.own_map import dump_json, insert_host
 from penstock.node.cluster.release import VERSION
-from penstock.node.cluster.topology import dump_json, insert_host
 from penstock.node.http.dashboard.bucket_sampler import BucketSampler
 from penstock.node.http.pages import http_documents
 from penstock.node.http.pages.http_authentication import PageRequest

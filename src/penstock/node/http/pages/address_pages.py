@@ -12,7 +12,7 @@ from starlette.responses import Response
 from penstock.client.connect.address import is_host
 from penstock.digits import read_digits
 from penstock.node.auth.roles import Privilege
-from penstock.node.cluster.topology import AlternateAddress
+from penstock.node.cluster.own_map import AlternateAddress
 from penstock.node.http.pages.forms import FormErrors, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
 

@@ -12,7 +12,7 @@ from penstock.errors import Busy, TemporaryFailure
 from penstock.names import quote_part
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.cluster.topology import dump_json, insert_host
+from penstock.node.cluster.own_map import dump_json, insert_host
 from penstock.node.http.pages import http_documents
 from penstock.node.http.pages.document_stream import MapStream
 from penstock.node.http.pages.forms import FormErrors, change_spec, make_spec, read_form

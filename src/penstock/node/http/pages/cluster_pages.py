@@ -5,8 +5,8 @@ from __future__ import annotations
 from starlette.responses import Response
 
 from penstock.node.auth.roles import Privilege
+from penstock.node.cluster.own_map import insert_host
 from penstock.node.cluster.release import VERSION
-from penstock.node.cluster.topology import insert_host
 from penstock.node.http.pages import http_documents
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 

@@ -26,7 +26,7 @@ from penstock.node.auth.roles import Privilege, User
 from penstock.node.auth.server_tls import list_user_names
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.buckets.visible_manifest import filter_manifest
-from penstock.node.cluster.topology import dump_json, insert_host
+from penstock.node.cluster.own_map import dump_json, insert_host
 from penstock.node.http.pages.http_documents import count_visible_items
 from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.session.node_services import NodeServices

@@ -14,8 +14,8 @@ from penstock.names import quote_part
 from penstock.node.buckets.bucket_spec import BucketSpec
 from penstock.node.buckets.bucket_storage import count_file_bytes
 from penstock.node.buckets.served_bucket import ServedBucket
+from penstock.node.cluster.own_map import NodePlace, read_places
 from penstock.node.cluster.release import RELEASE
-from penstock.node.cluster.topology import NodePlace, read_places
 from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.bucket_stats import read_bucket_stats

@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse, Response
 from penstock.node.auth.roles import Privilege
 from penstock.node.buckets.endpoint_reports import EndpointLoad
 from penstock.node.buckets.served_bucket import BucketEndpoint, ServedBucket
-from penstock.node.cluster.topology import dump_json
+from penstock.node.cluster.own_map import dump_json
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.stats.node_metrics import NodeMetrics

@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.node.cluster.live_map import LiveMap
-from penstock.node.cluster.topology import (
+from penstock.node.cluster.own_map import (
     EPOCH,
     AlternateAddress,
     NodePlace,
-    Topology,
     build_bucket_map,
     build_node_map,
     dump_json,
@@ -39,7 +38,7 @@ def make_store(vbuckets=16):
 
 
 def build_map(place, bucket, **options):
-    return build_bucket_map(Topology(place), bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
+    return build_bucket_map(place, bucket.vbuckets, name="beer", uuid="ab" * 16, manifest_uid=0x1F, **options)
 
 
 def test_single_node_owns_all_vbuckets_at_the_dialled_host():

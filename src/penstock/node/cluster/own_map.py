@@ -27,7 +27,6 @@ __all__ = [
     "PLAIN_CACHE_CAPABILITIES",
     "AlternateAddress",
     "NodePlace",
-    "Topology",
     "build_bucket_map",
     "build_node_map",
     "dump_json",
@@ -150,33 +149,6 @@ class NodePlace:
         return found
 
 
-@dataclass(frozen=True, slots=True)
-class Topology:
-    """The nodes of a bucket, without an orchestrator.
-
-    Attributes:
-        own_place: the place of this node, the only one.
-    """
-
-    own_place: NodePlace = NodePlace()
-
-    @property
-    def places(self) -> tuple[NodePlace, ...]:
-        """The place of this node."""
-        return (self.own_place,)
-
-    def list_owned(self, vbuckets: int) -> Sequence[int]:
-        """Return the vbuckets that this node owns: all."""
-        return range(vbuckets)
-
-    def make_bucket_uuid(self, name: str, own: str) -> str:
-        """Return the uuid by which clients know a bucket: its own."""
-        return own
-
-    def check_vbuckets(self, vbuckets: int) -> None:
-        """Accept any number of vbuckets."""
-
-
 def next_revision(revision: int, now_ns: int) -> int:
     """Return the revision after this one: the time in milliseconds, or the previous revision plus 1.
 
@@ -199,7 +171,7 @@ def build_node_map(place: NodePlace) -> dict[str, Any]:
 
 
 def build_bucket_map(
-    topology: Topology,
+    place: NodePlace,
     vbuckets: Sequence[Vbucket],
     *,
     name: str,
@@ -213,7 +185,7 @@ def build_bucket_map(
     """Return a bucket's cluster map without its revision.
 
     Args:
-        topology: the place of the node.
+        place: the place of the node.
         vbuckets: the bucket's vbuckets on this node.
         name: the bucket's name.
         uuid: the uuid by which clients know the bucket.
@@ -223,7 +195,6 @@ def build_bucket_map(
         is_persistent: clients can wait for persistence.
         has_history: the bucket can have change history.
     """
-    place = topology.own_place
     more = [name for name, has in ((COUCHAPI, is_persistent), (HISTORY, has_history)) if has]
     capabilities = sorted((*CAPABILITIES, *more))
     document: dict[str, Any] = {
