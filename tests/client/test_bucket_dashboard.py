@@ -98,9 +98,19 @@ def test_values_that_a_server_lacks_are_unknown_and_never_zero(name, rows):
     assert state["node"]["version"] == name.split()[1]
 
 
+def test_chains_of_an_old_server_have_no_age():
+    with (
+        run_release("Couchbase 2.5.1") as server,
+        run_dashboard(server.url(), Credentials(server.user, server.password)) as url,
+    ):
+        rows = json.loads(ask(url, "/buckets/beer/chains")[2])["rows"]
+        assert [(row["replicas"], row["age"], row["state"]) for row in rows] == [([], {}, "ok")] * 2
+        assert ask(url, "/buckets/wine/chains")[0] == 404
+
+
 def test_data_need_the_token_of_the_address(node):
     with run_dashboard(node.url("beer")) as url, run_dashboard(node.url("beer")) as other:
-        for path in ("/state", "/events", "/buckets/beer/vbuckets/0"):
+        for path in ("/state", "/events", "/buckets/beer/vbuckets/0", "/buckets/beer/chains"):
             for given in ("", ANY_LOGIN, "Bearer ", f"Bearer {urlsplit(other).fragment.removeprefix('token=')}"):
                 assert ask(url, path, given)[0] == 401
             assert ask(url, path, method="PUT")[0] == 405

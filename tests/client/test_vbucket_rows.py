@@ -2,9 +2,13 @@
 
 import pytest
 
-from penstock.client.cluster.replica_choice import NodeReport
+from penstock.client.cluster.replica_choice import NodeReport, parse_node_report
 from penstock.client.cluster.vbucket_rows import find_strays, make_vbucket_rows
+from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.dashboard.chain_rows import CHAIN_GROUPS, make_chain_rows
 from penstock.client.replication.map_layout import MapLayout, MapNode
+from penstock.client.topology.node_reports import BucketReport, NodeStatsReport
+from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import VbucketState
 
 ACTIVE, REPLICA, DEAD = VbucketState.ACTIVE, VbucketState.REPLICA, VbucketState.DEAD
@@ -71,3 +75,57 @@ FAULTS = {
 def test_worst_fault_is_named(fault):
     chain, *states = FAULTS[fault]
     assert make_row(chain, *states).state == fault
+
+
+# Rows from statistics
+
+ENDPOINTS = tuple(node.endpoint for node in NODES)
+MAP = ClusterMap(ENDPOINTS, (0,), replicas=((1,),))
+
+
+def make_details(state, high_seqno, **more):
+    named = {f"vb_0:{name}": str(value) for name, value in {"high_seqno": high_seqno, **more}.items()}
+    return {"vb_0": state, "vb_0:num_items": "7", "other": "1", "vb_x:high_seqno": "2", **named}
+
+
+def make_groups(details):
+    return {group: details if group == "vbucket-details" else {} for group in CHAIN_GROUPS}
+
+
+def make_rows_of(*groups):
+    """Return the rows from the groups of the nodes; None: a node does not answer."""
+    nodes = [NodeStatsReport(ENDPOINTS[at], at == 0, each) for at, each in enumerate(groups)]
+    return make_chain_rows("beer", BucketReport(MAP, nodes))
+
+
+def test_report_of_a_node_is_read_from_its_statistics():
+    report = parse_node_report(make_details("replica", 9, whole_seqno=8, last_message_age_ms=20))
+    assert report == NodeReport({0: REPLICA}, {0: 9}, {0: 8}, {0: 20})
+    assert parse_node_report({"vb_0": "unheard of", "vb_99999": "active", "uptime": "1"}) == NodeReport({}, {})
+
+
+@pytest.mark.parametrize("name", ["high_seqno", "whole_seqno", "last_message_age_ms"])
+def test_malformed_number_is_an_error(name):
+    with pytest.raises(RemoteProtocolError, match=f"statistic vb_0:{name} is 'many', expected a number"):
+        parse_node_report({f"vb_0:{name}": "many"})
+
+
+def test_rows_from_statistics_are_those_of_the_reports():
+    copy = make_details("replica", 9, whole_seqno=9, last_message_age_ms=1500)
+    rows = make_rows_of(make_groups(make_details("active", 10, whole_seqno=10)), make_groups(copy))
+    assert rows is not None
+    (row,) = rows
+    assert (row.owner, row.replicas, row.lag, row.age, row.state) == (
+        *("a:11210", ("b:11210",)),
+        {"b:11210": 1},
+        {"b:11210": 1.5},
+        "ok",
+    )
+    rows = make_rows_of(None, make_groups(copy))
+    assert rows is not None
+    (row,) = rows
+    assert (row.lag, row.age, row.state) == ({}, {"b:11210": 1.5}, "owner does not answer")
+
+
+def test_there_are_no_rows_if_no_node_reports_states():
+    assert make_rows_of(make_groups({}), None) is None

@@ -14,6 +14,7 @@ from penstock.client.dashboard.stat_rows import list_timings
 from penstock.client.login.credentials import Credentials
 from penstock.node import Node
 from penstock.wire.codec.statuses import Status
+from tests.cli.test_cluster_commands import name, write_file
 from tests.client.dashboards import run_dashboard, run_release
 from tests.compat.browser import expect_accessible, open_browser, open_page
 from tests.compat.dashboard_scene import dashboard_url, lose_changes, open_consumer, read_history, resume
@@ -211,6 +212,7 @@ def test_lost_node_is_shown_as_lost_and_comes_back(browser, tmp_path):
         (node,) = stack.enter_context(run_processes(tmp_path, 1))
         shown = stack.enter_context(open_page(browser, f"http://127.0.0.1:{node.ports[1]}/_penstock"))
         shown.wait_for(SHOWS, ["#link", "Live"])
+        assert shown.page.is_hidden("#chains-card")  # a node does not ask the others
         node.kill()
         shown.wait_for(SHOWS, ["#link", "Lost"])
         assert "does not answer" in shown.page.evaluate(TEXT, "#problem")
@@ -230,6 +232,42 @@ def run_dashboard_process(*arguments):
         finally:
             process.send_signal(signal.SIGINT)
             assert process.wait(PATIENCE) == 0
+
+
+def run_cluster(*arguments):
+    """Run `penstock cluster`, and return its output."""
+    command = [sys.executable, "-m", "penstock", "cluster", *map(str, arguments)]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=PATIENCE, check=False).stdout
+
+
+def read_table(shown):
+    """Return the texts of the table of owners and replicas without the ages, which change."""
+    rows = shown.page.locator("#chains tbody tr").all()
+    return [[text for at, text in enumerate(row.locator("td").all_text_contents()) if at != 4] for row in rows]
+
+
+def test_table_of_owners_and_replicas_is_that_of_the_cluster(browser, tmp_path):
+    with ExitStack() as stack:
+        processes = stack.enter_context(run_processes(tmp_path, 2))
+        file = write_file(tmp_path / "lab.toml", processes)
+        run_cluster("apply", file)
+        url = f"couchbase://{name(processes[0])}/beer?retrySeconds=0.001"
+        shown = stack.enter_context(open_page(browser, stack.enter_context(run_dashboard(url))))
+        assert not [each for each in shown.requests if each.endswith("/chains")]
+        shown.page.click("#chains-box summary")
+        shown.wait_for(SHOWS, ["#chains-count", "8 of 8 vbuckets ok"])
+        expected = [json.loads(line) for line in run_cluster("status", file, "--json").splitlines()]
+        assert read_table(shown) == [
+            [str(row["vbucket"]), row["owner"], *row["replicas"], "0", "ok"] for row in expected
+        ]
+        assert "?" not in shown.page.evaluate(TEXT, "#chains tbody")
+        expect_accessible(shown)
+        processes[1].kill()
+        shown.wait_for(SHOWS, ["#chains-count", "0 of 8 vbuckets ok"])
+        faults = {states[-1] for states in read_table(shown)}
+        assert faults == {"owner does not answer", f"replica at {name(processes[1])} does not answer"}
+        processes[1].start()
+        shown.wait_for(SHOWS, ["#chains tbody", f"no stream has reached the replica at {name(processes[1])}"])
 
 
 def test_page_beside_a_server_has_its_numbers(browser, node):

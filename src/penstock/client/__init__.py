@@ -20,9 +20,9 @@ ORDER = (
     "groups",
     "consumers",
     "dumps",
-    "dashboard",
     "relays",
     "replication",
     "cluster",
+    "dashboard",
     "xdcr",
 )

@@ -12,16 +12,15 @@ from penstock.client.cluster.replica_choice import (
     Promotion,
     ReplicaReport,
     find_owner,
+    parse_node_report,
     plan_promotion,
 )
-from penstock.client.connect.address import MAX_VBUCKETS, Address
+from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.replication.map_layout import MapLayout
 from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.client.topology.missing_vbuckets import format_ranges
-from penstock.digits import read_digits
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
@@ -139,20 +138,7 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
 
 async def read_report(control: NodeControl) -> NodeReport:
     """Return the vbuckets of a node."""
-    details = await control.read_stats("vbucket-details")
-    whole_seqnos, ages = (_select_numbers(details, name) for name in ("whole_seqno", "last_message_age_ms"))
-    return NodeReport(await control.read_states(), await control.read_seqnos(), whole_seqnos, ages)
-
-
-def _select_numbers(stats: Mapping[str, str], name: str) -> dict[int, int]:
-    """Return one statistic of each vbucket that has it."""
-    found = {}
-    for full_name, text in stats.items():
-        prefix, _, own_name = full_name.partition(":")
-        number = read_digits(prefix.removeprefix("vb_"), MAX_VBUCKETS)
-        if own_name == name and number is not None:
-            found[number] = read_number(full_name, text)
-    return found
+    return parse_node_report(await control.read_stats("vbucket-details"))
 
 
 def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:

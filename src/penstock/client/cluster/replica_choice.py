@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from penstock.client.connect.address import MAX_VBUCKETS
 from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.digits import read_digits
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["NodeReport", "Promotion", "ReplicaReport", "choose_replica", "find_owner", "is_replaced", "plan_promotion"]
+__all__ = [
+    "NodeReport",
+    "Promotion",
+    "ReplicaReport",
+    "choose_replica",
+    "find_owner",
+    "is_replaced",
+    "parse_node_report",
+    "plan_promotion",
+]
+
+_STATES = {state.name.lower(): state for state in VbucketState}
 
 
 class NodeReport(NamedTuple):
@@ -18,7 +32,7 @@ class NodeReport(NamedTuple):
 
     Attributes:
         states: states of its vbuckets; missing vbuckets are left out.
-        seqnos: high seqnos of its active vbuckets and replicas.
+        seqnos: high seqnos of its vbuckets.
         whole_seqnos: ends of the last complete snapshots; empty for nodes of other servers, which do not report them.
         ages: milliseconds since the last message of the streams that fill its copies. Copies without a message since
             the start of the node are left out.
@@ -36,6 +50,24 @@ class NodeReport(NamedTuple):
     def is_fed(self, vbucket: int) -> bool:
         """Return whether a stream has reached a copy since the start of its node. Other servers do not report it."""
         return vbucket in self.ages or vbucket not in self.whole_seqnos
+
+
+def parse_node_report(stats: Mapping[str, str]) -> NodeReport:
+    """Return the vbuckets of a node from its STAT `vbucket-details`. Other groups about vbuckets may be among it.
+
+    Raises:
+        RemoteProtocolError: a number is malformed.
+    """
+    states: dict[int, VbucketState] = {}
+    numbers: dict[str, dict[int, int]] = {name: {} for name in ("high_seqno", "whole_seqno", "last_message_age_ms")}
+    for full_name, text in stats.items():
+        own, _, name = full_name.partition(":")
+        vbucket = read_digits(own.removeprefix("vb_"), MAX_VBUCKETS) if own.startswith("vb_") else None
+        if vbucket is not None and not name and text in _STATES:
+            states[vbucket] = _STATES[text]
+        elif vbucket is not None and name in numbers:
+            numbers[name][vbucket] = read_number(full_name, text)
+    return NodeReport(states, numbers["high_seqno"], numbers["whole_seqno"], numbers["last_message_age_ms"])
 
 
 def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:

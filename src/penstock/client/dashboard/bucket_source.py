@@ -11,6 +11,7 @@ import msgspec
 from msgspec.structs import replace
 
 from penstock.client.bucket import Bucket
+from penstock.client.dashboard.chain_rows import make_chain_rows
 from penstock.client.dashboard.dashboard_document import DashboardDocument
 from penstock.client.dashboard.document_view import DocumentView
 from penstock.client.dashboard.live_tail import TailList, read_newest
@@ -51,8 +52,11 @@ class BucketSource:
         return BucketStream(self, self._sampler)
 
     def find_detail(self, path: str) -> Any | None:
-        """Return the details of a vbucket, or its newest changes; None for another path."""
+        """Return the details of a vbucket, its newest changes, or the chains of all vbuckets; None for another path."""
         prefix = f"/buckets/{self._bucket.address.bucket}"
+        if path == f"{prefix}/chains":
+            sample = self.run(self._sampler.take_sample())
+            return {"rows": make_chain_rows(self._bucket.address.bucket, sample.report)}
         found = _VBUCKET.fullmatch(path.removeprefix(prefix)) if path.startswith(prefix) else None
         if found is None or int(found[1]) >= self._bucket.vbuckets:
             return None

@@ -315,6 +315,7 @@ class DashboardDocument(Struct, kw_only=True):
         collections: the collections that the user may see.
         nodes: nodes of the cluster.
         users: the users of the node, for an administrator.
+        has_chains: whether the page can ask for the chains of the vbuckets. A node knows only its own part of them.
     """
 
     complete: bool = True
@@ -339,3 +340,4 @@ class DashboardDocument(Struct, kw_only=True):
     collections: list[CollectionRow] | None
     nodes: list[NodeRow]
     users: list[AccountRow] | None
+    has_chains: bool = False

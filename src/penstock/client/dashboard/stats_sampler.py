@@ -65,10 +65,12 @@ class StatsSample(NamedTuple):
     Attributes:
         document: the document, without vbuckets and points.
         rows: the row of each vbucket.
+        report: the statistics of which both were made.
     """
 
     document: DashboardDocument
     rows: Sequence[VbucketRow]
+    report: BucketReport
 
 
 class StatsSampler:
@@ -165,8 +167,9 @@ class StatsSampler:
             collections=list_collections(groups["collections"] for groups in answered),
             nodes=[_make_node_row(report, index) for index in range(len(report.nodes))],
             users=None,
+            has_chains=True,
         )
-        return StatsSample(document, rows)
+        return StatsSample(document, rows, report)
 
     def _list_connections(
         self,

@@ -1,4 +1,5 @@
 // The dashboard: follows the state of a bucket, and shows it in its parts.
+import { ChainTable } from "./chain_table.js";
 import { formatSeconds, make, setText } from "./dom.js";
 import { followState } from "./node_api.js";
 import { showCollections, showCommands, showNodes, showStats, showStorage, showTimings, showTotals, showUsers } from "./node_tables.js";
@@ -12,6 +13,7 @@ import { VbucketGrid } from "./vbucket_grid.js";
 const find = (id) => document.getElementById(id);
 const grid = new VbucketGrid(find("cells"), find("legend"), { show: (id) => detail.hover(id), choose: (id) => detail.choose(id) });
 const detail = new VbucketDetail(find("detail"), grid);
+const chains = new ChainTable(find("chains-card"), find("chains-box"), find("chains-count"), find("chains"));
 const streams = new StreamTable(find("streams"), find("streams-count"), find("confirm"));
 const rollbacks = new RollbackList(find("rollbacks"), find("rollbacks-count"));
 const charts = new RateCharts(find("rates"), find("rates-span"));
@@ -47,6 +49,7 @@ function show(found) {
   detail.refresh(false, shownRow !== (detail.shown === null ? null : grid.rows[detail.shown]) || found.endpoints?.length > 0);
   charts.update(found.points, found.complete);
   showTotals(find("totals"), found, charts.newest);
+  chains.update(found);
   streams.update(found);
   rollbacks.update(found);
   showStorage(find("storage"), found);
