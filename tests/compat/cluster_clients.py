@@ -4,6 +4,8 @@ A writer has the arguments connection string, user, password, bucket. It writes 
 and with durability majority `durable-0`, ..., each one twice, with the number of the write as value. After an error it
 goes on with the next write. It prints `plain KEY VALUE` or `durable KEY VALUE` after each acknowledged write. Once its
 standard input ends, it reads all documents and prints `kept KEY VALUE` for each that exists.
+
+A consumer prints the mutations of the bucket, and the rollbacks that it is notified of.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
@@ -22,7 +24,15 @@ from tests.node.serve_process import ServeProcess, run_processes
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["BUCKET", "VBUCKETS", "DrivenCluster", "WriterRecord"]
+__all__ = [
+    "BUCKET",
+    "VBUCKETS",
+    "ConsumerRecord",
+    "DrivenCluster",
+    "ReceivedMutation",
+    "ReceivedRollback",
+    "WriterRecord",
+]
 
 BUCKET = "beer"
 VBUCKETS = 16
@@ -65,6 +75,11 @@ class DrivenCluster:
     def make_arguments(self) -> list[str]:
         """Return connection string, user, password and bucket."""
         return [f"couchbase://{self.name_node(0)}", Serving.user, Serving.password, BUCKET]
+
+    @property
+    def http_url(self) -> str:
+        """The HTTP address of the first node."""
+        return f"http://127.0.0.1:{self.nodes[0].ports[1]}"
 
     def name_node(self, number: int) -> str:
         return f"127.0.0.1:{self.nodes[number].ports[0]}"
@@ -125,6 +140,11 @@ class WriterRecord:
         self.program.wait_until(has_more)
         return known
 
+    def find_last_writes(self) -> dict[str, int]:
+        """Return the last acknowledged write of each kind: key -> value."""
+        last = {line.partition(" ")[0]: line.split() for line in self.program.lines}
+        return {key: int(value) for _, key, value in last.values()}
+
     def stop(self) -> dict[str, int]:
         """Stop the writer. Returns the documents that exist, and their values."""
         self.program.close_input()
@@ -144,3 +164,62 @@ class WriterRecord:
         for line in self.program.lines:
             kind, key, value = line.split()
             yield kind, key, int(value)
+
+
+class ReceivedMutation(NamedTuple):
+    """A mutation that a consumer has received."""
+
+    vbucket: int
+    seqno: int
+    key: str
+    value: int
+
+
+class ReceivedRollback(NamedTuple):
+    """A rollback that a consumer was notified of: changes of the vbucket above the seqno are void."""
+
+    vbucket: int
+    seqno: int
+
+
+class ConsumerRecord:
+    """The lines of a consumer.
+
+    Attributes:
+        values: the last value of each document that the consumer has received, without changes that were rolled back.
+    """
+
+    def __init__(self, program: Program, parse: Callable[[str], ReceivedMutation | ReceivedRollback | None]) -> None:
+        """Begin with the first line.
+
+        Args:
+            program: the consumer.
+            parse: returns the change in a line, None for other lines.
+        """
+        self.values: dict[str, int] = {}
+        self._program = program
+        self._parse = parse
+        self._mutations: list[ReceivedMutation] = []
+        self._read = 0
+
+    def wait_for(self, written: Mapping[str, int]) -> None:
+        """Wait until these documents were received with these values, or with those of later writes."""
+
+        def has_all() -> bool:
+            lines = self._program.lines[self._read :]
+            self._read += len(lines)
+            for line in lines:
+                self._apply(self._parse(line))
+            return all(self.values.get(key, -1) >= value for key, value in written.items())
+
+        self._program.wait_until(has_all)
+
+    def _apply(self, change: ReceivedMutation | ReceivedRollback | None) -> None:
+        if isinstance(change, ReceivedMutation):
+            self._mutations.append(change)
+            self.values[change.key] = change.value
+        elif change is not None:
+            self._mutations = [
+                each for each in self._mutations if each.vbucket != change.vbucket or each.seqno <= change.seqno
+            ]
+            self.values = {each.key: each.value for each in self._mutations}

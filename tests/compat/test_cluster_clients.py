@@ -1,14 +1,25 @@
 """Clients use three nodes while one is killed and failed over, and vbuckets move."""
 
+import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
 from penstock.client.documents.document import compute_vbucket
-from tests.compat.cluster_clients import VBUCKETS, DrivenCluster, WriterRecord
+from tests.compat.cluster_clients import (
+    VBUCKETS,
+    ConsumerRecord,
+    DrivenCluster,
+    ReceivedMutation,
+    ReceivedRollback,
+    WriterRecord,
+)
 from tests.compat.installed import find_go_program, make_java_command, require_package
 from tests.compat.running import Program
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.long
 
@@ -52,3 +63,71 @@ def test_acknowledged_writes_survive(writer, cluster):
         assert key.startswith("plain"), (key, write)
         assert write.line < failover, (key, write)
         assert compute_vbucket(key.encode(), VBUCKETS) in cluster.owned, (key, write)
+
+
+def parse_go_line(line):
+    change = json.loads(line)
+    if change["event"] != "mutation":
+        return None
+    return ReceivedMutation(change["vbucket"], change["seqno"], change["key"], int(change["value"]))
+
+
+def parse_java_line(line):
+    kind, *rest = line.split()
+    if kind == "rollback":
+        return ReceivedRollback(*map(int, rest))
+    if kind != "mutation":
+        return None
+    key, _, value, vbucket, seqno = rest
+    return ReceivedMutation(int(vbucket), int(seqno), key.removeprefix("_default._default."), int(value))
+
+
+class StreamConsumer(NamedTuple):
+    """A consumer in its default settings.
+
+    Attributes:
+        find_program: returns the beginning of its command.
+        list_arguments: returns the rest of its command.
+        parse: returns the change in one of its lines, None for other lines.
+    """
+
+    find_program: Callable[[], list[str]]
+    list_arguments: Callable[[DrivenCluster], list[str]]
+    parse: Callable[[str], ReceivedMutation | ReceivedRollback | None]
+
+
+CONSUMERS = {
+    "go-dcp": StreamConsumer(
+        lambda: [find_go_program("stream")],
+        lambda cluster: [cluster.http_url, *cluster.make_arguments()[1:], "group", "couchbase", str(free_ports(1)[0])],
+        parse_go_line,
+    ),
+    "java-dcp-client": StreamConsumer(
+        lambda: make_java_command("Dcp"),
+        lambda cluster: [*cluster.make_arguments(), "never", "all"],
+        parse_java_line,
+    ),
+}
+
+
+@pytest.fixture(params=CONSUMERS)
+def consumer(request):
+    found = CONSUMERS[request.param]
+    found.find_program()
+    return found
+
+
+def test_consumer_receives_the_last_value_of_each_document(consumer, cluster):
+    """A change that the failover loses is rolled back, or is not delivered before all replicas have it."""
+    writer = [*make_python_command("penstock"), *cluster.make_arguments()]
+    command = [*consumer.find_program(), *consumer.list_arguments(cluster)]
+    with Program.running(writer) as writing, Program.running(command) as consuming:
+        record, received = WriterRecord(writing), ConsumerRecord(consuming, consumer.parse)
+        record.wait_for_more()
+        received.wait_for(record.find_last_writes())
+        for _ in cluster.change():
+            record.wait_for_more()
+            received.wait_for(record.find_last_writes())
+        kept = record.stop()
+        received.wait_for(kept)
+    assert received.values == kept

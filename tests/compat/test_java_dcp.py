@@ -27,12 +27,14 @@ def write_documents(client, *keys):
 
 
 def make_command(serving, stop):
-    return [*make_java_command("Dcp"), serving.url, serving.user, serving.password, "default", stop]
+    return [*make_java_command("Dcp"), serving.url, serving.user, serving.password, "default", stop, "persisted"]
 
 
 def read_mutation(program, key):
     """Return the new lines of the program, up to the mutation of this document."""
-    return program.read_until(lambda lines: f"mutation _default._default.{key} json" in lines)
+    return program.read_until(
+        lambda lines: any(line.startswith(f"mutation _default._default.{key} json ") for line in lines)
+    )
 
 
 @pytest.fixture(params=[False, True], ids=["in memory", "on disk"])
@@ -71,7 +73,7 @@ def test_consumer_without_its_role_gets_no_changes(tmp_path):
         assert log_in(client, "root") == Status.SUCCESS
         assert client.status(SelectBucket(key=b"default")) == Status.SUCCESS
         with Program.running(
-            [*make_java_command("Dcp"), serving.url, "alice", "alice's", "default", "never"]
+            [*make_java_command("Dcp"), serving.url, "alice", "alice's", "default", "never", "persisted"]
         ) as program:
             program.read_until(lambda lines: "streaming default" in lines)
             write_documents(client, "before")

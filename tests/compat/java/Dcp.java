@@ -10,38 +10,45 @@ import com.couchbase.client.dcp.highlevel.Rollback;
 import com.couchbase.client.dcp.highlevel.StreamEnd;
 import com.couchbase.client.dcp.highlevel.StreamFailure;
 import com.couchbase.client.dcp.message.StreamEndReason;
+import java.nio.charset.StandardCharsets;
 import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 import java.util.concurrent.atomic.AtomicInteger;
 
 /**
- * Prints the changes of a bucket, one per line, with the settings that the Kafka and Spark connectors give
- * java-dcp-client: persistence polling every 100 ms, flow control, compression, collections.
+ * Prints the changes of a bucket, one per line, with flow control and compression, as the Kafka and Spark connectors use
+ * java-dcp-client. A mutation has its value, vbucket and seqno at the end.
  *
- * <p>Arguments: connection string, user, password, bucket, and `now` (end there) or `never` (until standard input ends).
+ * <p>Arguments: connection string, user, password, bucket, `now` (end there) or `never` (until standard input ends), and
+ * `all`, which is the client's default, or `persisted` for the connectors' persistence polling every 100 ms.
  */
 public class Dcp {
   private static final int FLOW_CONTROL_BYTES = 16 * 1024 * 1024;
 
   public static void main(String[] arguments) throws Exception {
     boolean follow = arguments[4].equals("never");
-    try (Client client =
+    Client.Builder builder =
         Client.builder()
             .connectionString(arguments[0])
             .credentials(arguments[1], arguments[2])
             .bucket(arguments[3])
             .collectionsAware(true)
             .compression(CompressionMode.ENABLED)
-            .mitigateRollbacks(100, TimeUnit.MILLISECONDS)
-            .flowControl(FLOW_CONTROL_BYTES)
-            .build()) {
+            .flowControl(FLOW_CONTROL_BYTES);
+    if (arguments[5].equals("persisted")) {
+      builder.mitigateRollbacks(100, TimeUnit.MILLISECONDS);
+    }
+    try (Client client = builder.build()) {
       CountDownLatch open = new CountDownLatch(1);
       AtomicInteger streams = new AtomicInteger();
       client.listener(
           new DatabaseChangeListener() {
             @Override
             public void onMutation(Mutation change) {
-              print("mutation", change.getQualifiedKey() + (change.isJson() ? " json" : " binary"));
+              String kind = change.isJson() ? " json " : " binary ";
+              String value = new String(change.getContent(), StandardCharsets.UTF_8);
+              String place = " " + change.getVbucket() + " " + change.getOffset().getSeqno();
+              print("mutation", change.getQualifiedKey() + kind + value + place);
             }
 
             @Override

@@ -19,9 +19,11 @@ import (
 )
 
 type change struct {
-	Event string `json:"event"`
-	Key   string `json:"key"`
-	Value string `json:"value"`
+	Event   string `json:"event"`
+	Key     string `json:"key"`
+	Value   string `json:"value"`
+	Vbucket uint16 `json:"vbucket"`
+	Seqno   uint64 `json:"seqno"`
 }
 
 func main() {
@@ -44,11 +46,11 @@ func main() {
 		var line change
 		switch event := context.Event.(type) {
 		case models.DcpMutation:
-			line = change{"mutation", string(event.Key), string(event.Value)}
+			line = change{"mutation", string(event.Key), string(event.Value), event.VbID, event.SeqNo}
 		case models.DcpDeletion:
-			line = change{"deletion", string(event.Key), ""}
+			line = change{"deletion", string(event.Key), "", event.VbID, event.SeqNo}
 		case models.DcpExpiration:
-			line = change{"expiration", string(event.Key), ""}
+			line = change{"expiration", string(event.Key), "", event.VbID, event.SeqNo}
 		}
 		if err := out.Encode(line); err != nil {
 			fail(err)
