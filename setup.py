@@ -6,7 +6,8 @@ setup(
     ext_modules=[
         Extension(
             "penstock.wire._native",
-            ["src/penstock/wire/_native.c", "src/penstock/wire/_json.c"],
+            [f"src/penstock/wire/{name}.c" for name in ("_native", "_json", "_documents", "_values")],
+            depends=[f"src/penstock/wire/{name}.h" for name in ("_json", "_values")],
             define_macros=[("Py_LIMITED_API", "0x030B0000")],
             py_limited_api=True,
             optional=True,

@@ -1,4 +1,4 @@
-"""Fuzz consumers of every dialect, and a node in every dialect and over HTTP.
+"""Fuzz consumers of every dialect, a node in every dialect and over HTTP, and the parser of typed documents.
 
     python -m fuzz                                          20 seconds for each dialect
     python -m fuzz --minutes 60 --dialect tap --jobs 2

@@ -13,6 +13,9 @@ from penstock.wire.codec.constants import Dialect
 HTTP = "http"
 """Management: it is no dialect either."""
 
+DOCUMENTS = "documents"
+"""The parser of typed documents: no protocol, but its input comes from clients too."""
+
 KEY_VALUE = "kv"
 """Key-value commands without a change stream: sub-document, with-meta, collections, STAT and all others."""
 
@@ -21,7 +24,7 @@ class Target(NamedTuple):
     """One side of a conversation, which receives tries.
 
     Attributes:
-        dialect: the protocol: a dialect of change streams, `kv`, or another protocol.
+        dialect: the protocol: a dialect of change streams, `kv`, or another protocol; or `documents`.
         side: the program that receives the tries: `consumer` or `node`.
         module: has list_tries(dialect), check(data, dialect), the counter `answered`, and mutate(data, longest, chance)
             if its tries are not made of frames.
@@ -41,14 +44,13 @@ class Target(NamedTuple):
 
     def list_tries(self) -> Iterator[bytes]:
         """Yield the tries to begin with."""
-        tries: Iterator[bytes] = self._load("fuzz.corpus" if self.side == "consumer" else self.module).list_tries(
-            self.spoken
-        )
+        module = "fuzz.corpus" if self.side == "consumer" and self.spoken else self.module
+        tries: Iterator[bytes] = self._load(module).list_tries(self.spoken)
         return tries
 
     def mutate(self) -> Callable[[bytes, int, random.Random], bytes]:
         """Return the function that changes a try as its grammar allows: (try, longest result, choices) -> try."""
-        if self.dialect == HTTP:
+        if self.dialect in (HTTP, DOCUMENTS):
             changed: Callable[[bytes, int, random.Random], bytes] = self._load(self.module).mutate
             return changed
         from fuzz.frames import list_spare_frames, mutate
@@ -74,5 +76,6 @@ TARGETS = (
     *(Target(dialect, "consumer", "fuzz.consumer") for dialect in Dialect),
     *(Target(dialect, "node", "fuzz.node") for dialect in (*Dialect, KEY_VALUE)),
     Target(HTTP, "node", "fuzz.http"),
+    Target(DOCUMENTS, "consumer", "fuzz.documents"),
 )
 DIALECTS = tuple(dict.fromkeys(target.dialect for target in TARGETS))

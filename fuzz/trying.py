@@ -58,7 +58,7 @@ def fuzz(target: Target, notes: Path, found: Path, arguments: list[str]) -> None
     """
     import atheris
 
-    with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.node", "fuzz.http"]):
+    with atheris.instrument_imports(include=["penstock", "fuzz.consumer", "fuzz.documents", "fuzz.node", "fuzz.http"]):
         check = target.check()
     mutate, progress = target.mutate(), ProgressNotes(target, notes)
 

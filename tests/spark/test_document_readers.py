@@ -29,6 +29,8 @@ from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.value_types import VALUE_TYPES
 from penstock.spark.pipeline.run.changelog_rows import select_matches
 from penstock.spark.values.json_columns import from_ddl, infer, parse, parse_fields, to_ddl
+from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
+from penstock.wire.codec import native
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change
 from penstock.wire.values.json_value import (
@@ -192,6 +194,20 @@ def find_in_fields(values: Sequence[bytes]) -> list[bool]:
     return [found == "keep" for found in parse_fields(to_array(values), from_ddl("s STRING")).field("s").to_pylist()]
 
 
+def find_in_documents(values: Sequence[bytes]) -> list[bool]:
+    found = DocumentParser([ColumnRule("s", pa.string())]).parse(to_array(values))
+    for value, is_object in zip(values, found.objects.to_pylist(), strict=True):
+        assert is_object == (read_members(value) is not None)
+    return [each == "keep" for each in found.columns["s"].to_pylist()]
+
+
+def find_in_document_rows(values: Sequence[bytes]) -> list[bool]:
+    """Find the field without the extension module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "extension", None)
+        return find_in_documents(values)
+
+
 def find_in_inferred(values: Sequence[bytes]) -> list[bool]:
     """Find the field in columns whose schema is inferred from these values, and goes through DDL."""
     schema = infer(to_array([b'{"s":"text"}', *values]))
@@ -288,6 +304,8 @@ READERS = {
     "filter": Reader(find_in_filter),
     "columns": Reader(find_in_columns),
     "fields": Reader(find_in_fields),
+    "documents": Reader(find_in_documents),
+    "document rows": Reader(find_in_document_rows),
     "inferred columns": Reader(find_in_inferred),
     "index": Reader(find_in_index),
     "full text": Reader(find_in_text),

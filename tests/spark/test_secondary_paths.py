@@ -121,7 +121,7 @@ KIND_TABLE = [
     ("timestamp", "2010-07-22 20:00:20", datetime(2010, 7, 22, 20, 0, 20, tzinfo=UTC)),
     ("timestamp", "2010-07-22T20:00:20+02:00", datetime(2010, 7, 22, 18, 0, 20, tzinfo=UTC)),
     ("timestamp", "yesterday", None),
-    ("timestamp", "20100722T200020", None),
+    ("timestamp", "20100722T200020", datetime(2010, 7, 22, 20, 0, 20, tzinfo=UTC)),
     ("date", "2010-07-22", date(2010, 7, 22)),
     ("date", "2010-07-22T20:00:20", None),
     ("timestamp", 5, None),

@@ -1,229 +1,20 @@
 /* JSON text in one pass: whether it is some, how deep it is, and where up to 16 paths lead. No object is made of it.
  *
- * Text is read as bytes of a bytes object: a zero byte follows the last one, and no JSON has that byte where it is read.
- * So no place needs a look at the length, but for words of eight bytes. What is found does not depend on this module:
+ * Text is read as bytes of a bytes object, which ends with a zero byte. What is found does not depend on this module:
  * penstock.store.subdoc.text does the same in Python. Every function here works without the GIL. */
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
-#include <stdint.h>
-#include <string.h>
+#include "_json.h"
 
 PyObject *locate(PyObject *self, PyObject *args);
 PyObject *find_item(PyObject *self, PyObject *args);
 
-/* LEVELS: how deep text is read; more is as if it had one more. COMPONENTS, PATHS: of one path, and of one pass. */
-enum { LEVELS = 1024, COMPONENTS = 32, PATHS = 16 };
-
-/* A path in the table: how many components, then two numbers for each. A key: where its name lies, and its bytes. An
- * index: it, and INDEX; it is LAST for that of the last element. */
-enum { ABOUT_PATH = 1 + 2 * COMPONENTS, INDEX = -1, LAST = -1 };
-
-/* What is found of a path. AT: where the value begins, MISSING, or MISMATCH if something on the way is neither array nor
- * object as it should be, and then CONTAINER is where that begins. COUNT: members of the value, -1 of a scalar. FOUND:
- * components that are there. KEY_AT: where the member begins. CLOSE, MEMBERS: of the container that lacks the next one. */
-enum { AT, END, COUNT, FOUND, CONTAINER, KEY_AT, CLOSE, MEMBERS, ABOUT_PLACE };
-enum { MISSING = -1, MISMATCH = -2 };
-
-typedef uint32_t Paths; /* a set of them, a bit each */
-
-typedef struct {
-    const uint8_t *text, *end;
-    const int32_t *table;
-    const uint8_t *names;
-    int64_t places[PATHS][ABOUT_PLACE];
-    Paths ends[COMPONENTS + 1], keyed[COMPONENTS + 1], last[COMPONENTS + 1]; /* by what stands at a depth of them */
-    Py_ssize_t spare; /* bytes that may be read once more */
-    int levels, escaped;
-} Scan;
-
 #define EACH(path, set) for (int path = 0; (set) >> path; path++) if ((set) >> path & 1)
-
-static const uint8_t *read_value(Scan *scan, const uint8_t *at, int depth, Paths paths);
 
 static inline const int32_t *component(const Scan *scan, int path, int depth)
 {
     return scan->table + path * ABOUT_PATH + 1 + 2 * depth;
 }
 
-static inline const uint8_t *skip(const uint8_t *at)
-{
-    while (*at <= ' ' && (*at == ' ' || *at == '\n' || *at == '\r' || *at == '\t'))
-        at++;
-    return at;
-}
-
-/* Strings and numbers: each returns where what it reads ends, NULL if it is not well formed. */
-
-static inline int digit(uint8_t byte)
-{
-    return (uint8_t)(byte - '0') < 10;
-}
-
-static const uint8_t *read_number(const uint8_t *at)
-{
-    at += *at == '-';
-    if (!digit(*at))
-        return NULL;
-    if (*at++ != '0')
-        while (digit(*at))
-            at++;
-    if (*at == '.') {
-        if (!digit(*++at))
-            return NULL;
-        while (digit(*at))
-            at++;
-    }
-    if ((*at | 0x20) == 'e') {
-        at++;
-        at += *at == '+' || *at == '-';
-        if (!digit(*at))
-            return NULL;
-        while (digit(*at))
-            at++;
-    }
-    return at;
-}
-
-static int hex(const uint8_t *at)
-{
-    int value = 0;
-    for (int place = 0; place < 4; place++, at++) {
-        const uint8_t letter = (uint8_t)((*at | 0x20) - 'a');
-        if (digit(*at))
-            value = value << 4 | (*at - '0');
-        else if (letter < 6)
-            value = value << 4 | (letter + 10);
-        else
-            return -1;
-    }
-    return value;
-}
-
-static const uint8_t *read_escape(const uint8_t *at)
-{
-    if (*at == 'u')
-        return hex(at + 1) < 0 ? NULL : at + 5;
-    return *at && strchr("\"\\/bfnrt", *at) ? at + 1 : NULL;
-}
-
-static inline int follows(uint8_t byte)
-{
-    return (byte & 0xC0) == 0x80;
-}
-
-/* Source: The Unicode Standard, table 3-7. */
-static const uint8_t *read_utf8(const uint8_t *at)
-{
-    const uint8_t first = at[0], second = at[1];
-    if (first < 0xC2)
-        return NULL;
-    if (first < 0xE0)
-        return follows(second) ? at + 2 : NULL;
-    if (first < 0xF0) {
-        if (second < (first == 0xE0 ? 0xA0 : 0x80) || second > (first == 0xED ? 0x9F : 0xBF))
-            return NULL;
-        return follows(at[2]) ? at + 3 : NULL;
-    }
-    if (first > 0xF4 || second < (first == 0xF0 ? 0x90 : 0x80) || second > (first == 0xF4 ? 0x8F : 0xBF))
-        return NULL;
-    return follows(at[2]) && follows(at[3]) ? at + 4 : NULL;
-}
-
-/* Return how many of eight bytes stand in front of a quote, a backslash, a control character or one that is not ASCII. */
-static inline int count_plain(const uint8_t *at)
-{
-    const uint64_t ones = 0x0101010101010101u, highs = 0x8080808080808080u;
-    uint64_t word;
-    memcpy(&word, at, 8);
-    const uint64_t quote = word ^ ones * '"', backslash = word ^ ones * '\\';
-    const uint64_t found = (word | (word - ones * 0x20) | (quote - ones) | (backslash - ones)) & highs;
-    if (!found)
-        return 8;
-#if defined(__GNUC__) && __BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__
-    return __builtin_ctzll(found) >> 3; /* a borrow makes a mark behind a true one only */
-#else
-    return 0;
-#endif
-}
-
-/* at: behind the quote that opens it. */
-static const uint8_t *read_string(Scan *scan, const uint8_t *at)
-{
-    for (;;) {
-        if (scan->end - at >= 8) {
-            const int plain = count_plain(at);
-            at += plain;
-            if (plain == 8)
-                continue;
-        }
-        while (*at >= 0x80)
-            if (!(at = read_utf8(at)))
-                return NULL;
-        if (*at == '"')
-            return at + 1;
-        if (*at < 0x20)
-            return NULL;
-        if (*at++ == '\\') {
-            scan->escaped = 1;
-            if (!(at = read_escape(at)))
-                return NULL;
-        }
-    }
-}
-
 /* Keys */
-
-static int put_utf8(uint32_t point, uint8_t *to)
-{
-    if (point < 0x80) {
-        to[0] = (uint8_t)point;
-        return 1;
-    }
-    const int more = point < 0x800 ? 1 : point < 0x10000 ? 2 : 3;
-    for (int place = more; place; place--, point >>= 6)
-        to[place] = (uint8_t)(0x80 | (point & 0x3F));
-    to[0] = (uint8_t)((0xF0 << (3 - more) & 0xFF) | point);
-    return more + 1;
-}
-
-/* Read what an escape of a checked string means, as UTF-8; return where it ends. at: behind the backslash. */
-static const uint8_t *unescape(const uint8_t *at, uint8_t *to, int *bytes)
-{
-    static const char letters[] = "\"\\/bfnrt", meant[] = "\"\\/\b\f\n\r\t";
-    if (*at != 'u') {
-        to[0] = (uint8_t)meant[strchr(letters, *at) - letters];
-        *bytes = 1;
-        return at + 1;
-    }
-    uint32_t point = (uint32_t)hex(at + 1);
-    at += 5;
-    if (point >= 0xD800 && point < 0xDC00 && at[0] == '\\' && at[1] == 'u') {
-        const uint32_t low = (uint32_t)hex(at + 2);
-        if (low >= 0xDC00 && low < 0xE000) {
-            point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00);
-            at += 6;
-        }
-    }
-    *bytes = put_utf8(point, to); /* of half a pair: what no name has */
-    return at;
-}
-
-static int is_spelled(const uint8_t *key, const uint8_t *end, const uint8_t *name, Py_ssize_t length)
-{
-    uint8_t meant[4];
-    while (key < end) {
-        int bytes = 1;
-        if (*key == '\\')
-            key = unescape(key + 1, meant, &bytes);
-        else
-            meant[0] = *key++;
-        if (length < bytes || memcmp(name, meant, (size_t)bytes))
-            return 0;
-        name += bytes;
-        length -= bytes;
-    }
-    return !length;
-}
 
 /* A bit of 64 for a key that has no escapes. */
 static inline uint64_t mark(const uint8_t *key, Py_ssize_t length)
@@ -394,7 +185,7 @@ static const uint8_t *read_array(Scan *scan, const uint8_t *open, int depth, Pat
     return at + 1;
 }
 
-static const uint8_t *read_value(Scan *scan, const uint8_t *at, int depth, Paths paths)
+const uint8_t *read_value(Scan *scan, const uint8_t *at, int depth, Paths paths)
 {
     const Paths into = paths ? arrive(scan, at, depth, paths) : 0;
     int64_t count = -1;
@@ -403,7 +194,7 @@ static const uint8_t *read_value(Scan *scan, const uint8_t *at, int depth, Paths
     case '[':
         if (depth >= scan->levels) {
             scan->levels = depth + 1;
-            if (depth >= LEVELS)
+            if (depth >= scan->most_levels)
                 return NULL;
         }
         at = *at == '{' ? read_object(scan, at, depth + 1, into, &count) : read_array(scan, at, depth + 1, into, &count);
@@ -472,7 +263,7 @@ PyObject *locate(PyObject *Py_UNUSED(self), PyObject *args)
 {
     PyObject *text;
     Py_buffer in[2];
-    Scan scan = {0};
+    Scan scan = {.most_levels = LEVELS};
     char *bytes;
     Py_ssize_t length;
     if (!PyArg_ParseTuple(args, "Sy*y*", &text, &in[0], &in[1]))
@@ -504,7 +295,7 @@ PyObject *find_item(PyObject *Py_UNUSED(self), PyObject *args)
 {
     PyObject *text;
     Py_buffer item;
-    Scan scan = {0};
+    Scan scan = {.most_levels = LEVELS};
     char *bytes;
     Py_ssize_t start, length, found = -1;
     if (!PyArg_ParseTuple(args, "Sny*", &text, &start, &item))

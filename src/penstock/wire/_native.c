@@ -13,6 +13,9 @@
 PyObject *locate(PyObject *self, PyObject *args);
 PyObject *find_item(PyObject *self, PyObject *args);
 
+/* This is in _documents.c: JSON documents as columns. */
+PyObject *parse_documents(PyObject *self, PyObject *args);
+
 enum { MARK_BYTES = 257, NO_FORM = 0xFF, SHORT = 32 };
 
 static inline uint16_t load16(const uint8_t *at)
@@ -246,6 +249,7 @@ static PyMethodDef functions[] = {
     {"join", join, METH_VARARGS, NULL},
     {"locate", locate, METH_VARARGS, NULL},
     {"find_item", find_item, METH_VARARGS, NULL},
+    {"parse_documents", parse_documents, METH_VARARGS, NULL},
     {NULL, NULL, 0, NULL},
 };
 

@@ -36,3 +36,16 @@ def locate(
     text: bytes, table: ReadableBuffer, names: ReadableBuffer, /
 ) -> tuple[int, tuple[tuple[int, int, int, int, int, int, int, int], ...]]: ...
 def find_item(text: bytes, at: int, item: ReadableBuffer, /) -> int: ...
+def parse_documents(
+    table: ReadableBuffer,
+    names: ReadableBuffer,
+    most_levels: int,
+    columns: int,
+    validity: ReadableBuffer,
+    offsets: ReadableBuffer,
+    data: ReadableBuffer,
+    is_large: bool,
+    start: int,
+    count: int,
+    /,
+) -> tuple[object, list[tuple[int, int, bytes, int, tuple[int, ...]]]]: ...

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from decimal import Context, Decimal, Inexact, InvalidOperation
+from decimal import Decimal
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["UNSAFE_NUMBERS", "fit_decimal", "narrow_decimals", "widen_decimal"]
+__all__ = ["UNSAFE_NUMBERS", "WrittenNumber", "fit_decimal", "narrow_decimals", "split_number", "widen_decimal"]
 
 UNSAFE_NUMBERS = (
     r'[:,\[][ \t\r\n]*(?:"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"|"[-+0-9.eE]*\\u00|-?[0-9.]+[eE])'
@@ -19,6 +20,52 @@ costs time.
 """
 
 
+class WrittenNumber(NamedTuple):
+    """A number of JSON: sign * digits * 10^exponent.
+
+    Attributes:
+        sign: 1 or -1, also of a zero.
+        digits: without zeros at its end; 0 for a zero, whose exponent is 0.
+        exponent: the exponent.
+        is_plain: whether the text has neither a point nor an exponent.
+    """
+
+    sign: int
+    digits: int
+    exponent: int
+    is_plain: bool
+
+
+MAX_DIGITS = 1000
+"""Digits above which no type holds a number. Python refuses to read thousands of them."""
+
+
+def split_number(text: str) -> WrittenNumber:
+    """Return the parts of a number.
+
+    Args:
+        text: a number of JSON.
+    """
+    mantissa, _, power = text.lower().partition("e")
+    whole, point, fraction = mantissa.lstrip("-").partition(".")
+    written = (whole + fraction).lstrip("0")
+    digits = written.rstrip("0")
+    limit = 10**15  # far above the exponents of all types
+    exponent = len(written) - len(digits) - len(fraction) + _read_power(power, limit)
+    sign = -1 if text.startswith("-") else 1
+    if not digits:
+        return WrittenNumber(sign, 0, 0, not point and not power)
+    if len(digits) > MAX_DIGITS:  # the first digits are enough to see that
+        digits, exponent = digits[: MAX_DIGITS - 1] + "1", exponent + len(digits) - MAX_DIGITS
+    return WrittenNumber(sign, int(digits), exponent, not point and not power)
+
+
+def _read_power(power: str, limit: int) -> int:
+    digits = power.lstrip("+-").lstrip("0")
+    number = limit if len(digits) > len(str(limit)) else min(int(digits or "0"), limit)
+    return -number if power.startswith("-") else number
+
+
 def fit_decimal(text: str, of: pa.Decimal128Type) -> Decimal | None:
     """Return a number as a decimal of this type; None if the type cannot hold it exactly.
 
@@ -26,11 +73,12 @@ def fit_decimal(text: str, of: pa.Decimal128Type) -> Decimal | None:
         text: the number as the document has it.
         of: the type.
     """
-    context = Context(prec=of.precision, traps=[Inexact, InvalidOperation])
-    try:
-        return context.quantize(Decimal(text), Decimal(1).scaleb(-of.scale))
-    except (Inexact, InvalidOperation):
+    number = split_number(text)
+    power = number.exponent + of.scale
+    if number.digits and (power < 0 or len(str(number.digits)) + power > of.precision):
         return None
+    held = number.digits * 10**power if number.digits else 0
+    return Decimal((int(number.sign < 0 and held > 0), tuple(map(int, str(held))), -of.scale))
 
 
 def widen_decimal(of: pa.Decimal128Type) -> pa.Decimal256Type:

@@ -28,6 +28,8 @@ from penstock.wire.codec.flags import Datatype
 
 __all__ = [
     "MAX_LEVELS",
+    "NUMBER",
+    "Element",
     "Member",
     "RepeatedNames",
     "TooDeepJson",
@@ -39,8 +41,10 @@ __all__ = [
     "is_utf8",
     "parse_json",
     "parse_written_json",
+    "read_elements",
     "read_members",
     "read_object",
+    "write_number",
 ]
 
 S = TypeVar("S")
@@ -49,6 +53,9 @@ T = TypeVar("T")
 MAX_LEVELS: Final = 1000
 """The most levels of arrays and objects in a document. It is fixed: Python's own limit depends on its version and on
 the stack."""
+
+NUMBER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][-+]?[0-9]+)?")
+"""A number of JSON."""
 
 _JSON: Final = int(Datatype.JSON)
 
@@ -102,6 +109,18 @@ class Member(NamedTuple):
     name: str
     value: Any
     written_name: str
+    written: str
+
+
+class Element(NamedTuple):
+    """An element of a JSON array.
+
+    Attributes:
+        value: the value.
+        written: the value as the document has it.
+    """
+
+    value: Any
     written: str
 
 
@@ -168,6 +187,25 @@ def read_members(value: bytes) -> list[Member] | None:
 def read_object(written: str) -> list[Member]:
     """Return the fields of an object within a document, from the text that its Member has."""
     return _read_object(written, 0)[0]
+
+
+def read_elements(written: str) -> list[Element]:
+    """Return the elements of an array within a document, from the text that its Member has."""
+    elements: list[Element] = []
+    at = _skip_space(written, 1)
+    while written[at] != "]":
+        begin = at
+        value, at = _DECODER.raw_decode(written, begin)
+        elements.append(Element(value, written[begin:at]))
+        at = _skip_space(written, at)
+        if written[at] == ",":
+            at = _skip_space(written, at + 1)
+    return elements
+
+
+def write_number(value: float) -> str:
+    """Return the text of a number that `parse_written_json` returned."""
+    return value.text if isinstance(value, WrittenFloat) else str(value)
 
 
 def describe_oddness(value: Any) -> str | None:
