@@ -109,6 +109,8 @@ class DocumentParser:
         self._root = _build_tree(self._rules)
         self._schema = pa.schema([(rule.name, rule.type) for rule in self._rules])
         self._table = encode_tree(self._root, self._schema.names)
+        numbered = [(f"c{number}", rule.type) for number, rule in enumerate(self._rules)]
+        self._exported = pa.struct([*numbered, ("rest", pa.string()), ("objects", pa.bool_())])
 
     def parse(self, values: pa.BinaryArray | pa.LargeBinaryArray) -> ParsedDocuments:
         """Return the columns of documents.
@@ -157,9 +159,7 @@ class DocumentParser:
             values.offset,
             len(values),
         )
-        numbered = [pa.field(f"c{number}", rule.type) for number, rule in enumerate(self._rules)]
-        of = pa.struct([*numbered, pa.field("rest", pa.string()), pa.field("objects", pa.bool_())])
-        *columns, rest, objects = pa.array(_ExportedArray(of, capsule)).flatten()
+        *columns, rest, objects = pa.array(_ExportedArray(self._exported, capsule)).flatten()
         misfits = _join_misfits((_name_misfit(self._table, *each[:3]), Misfit(*each[3:])) for each in found)
         return ParsedDocuments(self._make_batch(columns, len(values)), rest, misfits, objects)
 
