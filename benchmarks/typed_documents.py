@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.json as pj
 
 from benchmarks.report import Case, Report, Times, make_parser, time_in_turns
-from penstock.spark.values.json_columns import parse
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 
 TIMESTAMP = pa.timestamp("us", "UTC")
@@ -141,7 +140,6 @@ def main() -> None:
         "DuckDB json_transform": partial(read_with_duckdb, connection),
         "pyarrow.json": partial(read_with_arrow, b"\n".join(documents)),
         "Polars json_decode": partial(read_with_polars, texts, describe_for_polars(pa.struct(SCHEMA))),
-        "json_columns": partial(parse, values, SCHEMA),
     }
     expected = DocumentParser(make_rules()).parse(values)
     assert expected.rest.null_count == len(values)
@@ -149,11 +147,6 @@ def main() -> None:
         found = cases[name]()
         assert isinstance(found, pa.Table)
         assert found.cast(SCHEMA).combine_chunks().to_batches()[0].equals(expected.columns), name
-    few = values.slice(0, max(1, len(values) // 10))
-    unknown: dict[str, Case] = {
-        "penstock": partial(DocumentParser(MISFITS["an unknown field"]).parse, few),
-        "json_columns": partial(parse, few, pa.schema([field for field in SCHEMA if field.name != "status"])),
-    }
     odd: dict[str, Case] = {name: partial(DocumentParser(rules).parse, values) for name, rules in MISFITS.items()}
     report = Report("JSON documents to typed Arrow columns", chosen)
     report.add_row("documents", f"{len(values)} of {sum(map(len, documents)) / len(values):.0f} B")
@@ -163,9 +156,6 @@ def main() -> None:
     times = time_in_turns({"all fits": cases["penstock"], **odd}, chosen.rounds)
     for name, taken in times.items():
         report.add_row(f"penstock, {name}", format_time(taken, len(values), times["all fits"], "all fits"))
-    times = time_in_turns(unknown, 3)
-    for name, taken in times.items():
-        report.add_row(f"an unknown field, {name}", format_time(taken, len(few), times["json_columns"], "json_columns"))
     report.finish()
 
 

@@ -166,7 +166,7 @@ def list_parameters() -> Iterable[Parameter]:
                 yield from find_parameters(name, found, ())
             elif not issubclass(found, Exception):
                 yield from list_method_parameters(name, found)
-    for name in ("parse", "parse_fields", "infer", "evolution", "from_ddl", "to_ddl", "differences"):
+    for name in ("parse", "infer", "evolution", "from_ddl", "to_ddl", "differences"):
         yield from find_parameters(f"json_columns.{name}", getattr(json_columns, name), ())
 
 

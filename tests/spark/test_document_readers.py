@@ -28,7 +28,7 @@ from penstock.spark.dependents.kinds.fulltext import FullText, extract_text
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.value_types import VALUE_TYPES
 from penstock.spark.pipeline.run.changelog_rows import select_matches
-from penstock.spark.values.json_columns import from_ddl, infer, parse, parse_fields, to_ddl
+from penstock.spark.values.json_columns import from_ddl, infer, parse, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 from penstock.wire.codec import native
 from penstock.wire.columns.run_decoder import make_batch
@@ -190,10 +190,6 @@ def find_in_columns(values: Sequence[bytes]) -> list[bool]:
     return [found == "keep" for found in columns.field("s").to_pylist()]
 
 
-def find_in_fields(values: Sequence[bytes]) -> list[bool]:
-    return [found == "keep" for found in parse_fields(to_array(values), from_ddl("s STRING")).field("s").to_pylist()]
-
-
 def find_in_documents(values: Sequence[bytes]) -> list[bool]:
     found = DocumentParser([ColumnRule("s", pa.string())]).parse(to_array(values))
     for value, is_object in zip(values, found.objects.to_pylist(), strict=True):
@@ -303,7 +299,6 @@ READERS = {
     "members": Reader(find_in_members),
     "filter": Reader(find_in_filter),
     "columns": Reader(find_in_columns),
-    "fields": Reader(find_in_fields),
     "documents": Reader(find_in_documents),
     "document rows": Reader(find_in_document_rows),
     "inferred columns": Reader(find_in_inferred),

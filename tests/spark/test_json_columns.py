@@ -21,9 +21,9 @@ from penstock.spark.values.json_columns import (
     from_ddl,
     infer,
     parse,
-    parse_fields,
     to_ddl,
 )
+from penstock.wire.values.json_value import NUMBER
 from tests.examples import scaled
 
 # The model reads whole values with json.loads, and returns the list_parts that do not fit as a value.
@@ -89,7 +89,8 @@ def split_value(value: Any, of: pa.DataType) -> tuple[Any, Any]:
         whole = all(remains is NOTHING for _, remains in elements)
         return [found for found, _ in elements], NOTHING if whole else value
     if isinstance(of, pa.Decimal128Type):
-        number = None if isinstance(value, bool | str | list | dict) else Fraction(str(value)) * 10**of.scale
+        is_number = NUMBER.fullmatch(str(value)) and not isinstance(value, bool | list | dict)
+        number = Fraction(str(value)) * 10**of.scale if is_number else None
         fits = number is not None and number.denominator == 1 and abs(number) < 10**of.precision
         value = Decimal(str(value)) if fits else value
     elif of in (TIMESTAMP, DATE):
@@ -181,7 +182,6 @@ def test_a_value_does_not_change_its_neighbours(of, documents, odd, chance):
     assert rest.equals(pa.concat_arrays([each for _, each in alone]))
     columns.validate(full=True)
     rest.validate(full=True)
-    assert parse_fields(batch, of).equals(columns)
 
 
 @given(GARBAGE | st.binary(max_size=12), SCHEMAS)
@@ -230,7 +230,9 @@ ODD = [
         '{"y":["2026-11-28","soon"]}',
     ),
     (b'{"d":0.005,"t":1764322200}', {}, '{"d":0.005,"t":1764322200}'),
-    (b'{"d":"1.5","t":"2026-11-28T09:30Z soon"}', {}, '{"d":"1.5","t":"2026-11-28T09:30Z soon"}'),
+    (b'{"d":"1.5","t":"2026-11-28T09:30Z soon"}', {"d": Decimal("1.5")}, '{"t":"2026-11-28T09:30Z soon"}'),
+    (b'{"d":"1.5 ","f":0.10}', {"f": 0.1}, '{"d":"1.5 "}'),
+    (b'{"f":0.10000000000000001}', {}, '{"f":0.10000000000000001}'),
     (b'{"d":-0,"t":"2026-11-28"}', {"d": Decimal(0), "t": at(2026, 11, 28)}, None),
     (b'{"d":1e999999999999999999999}', {}, '{"d":1e999999999999999999999}'),
     (None, None, None),
@@ -282,7 +284,6 @@ def test_the_number_of_levels_is_fixed(levels, is_read, crowd):
         if frames:
             return parse_below(frames - 1)
         columns, rest = parse(values, from_ddl(ODD_SCHEMA))
-        assert parse_fields(values, from_ddl(ODD_SCHEMA)).equals(columns)
         return [columns.field("o")[-1].as_py(), rest[-1].as_py()]
 
     rest = value.decode().replace('"x":1,', "") if is_read else value.decode()

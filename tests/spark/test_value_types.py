@@ -55,7 +55,8 @@ def explain_time(value: str, ours: object, theirs: object) -> bool:
     text = value.strip('"')
     if ours is None:
         return theirs is None or text == value or not ISO.fullmatch(text) or bool(BEYOND.fullmatch(text))
-    return ours == theirs or (theirs is None and bool(NO_SECONDS.fullmatch(text)))
+    is_small = text != text.upper()
+    return ours == theirs or (theirs is None and (is_small or bool(NO_SECONDS.fullmatch(text))))
 
 
 def explain_date(value: str, ours: object, theirs: object) -> bool:

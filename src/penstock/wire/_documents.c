@@ -84,7 +84,7 @@ static const uint8_t *read_typed(Parser *parser, Node *node, const uint8_t *at, 
 static int make_room(Bytes *bytes, int64_t more)
 {
     const int64_t need = bytes->used + more;
-    if (need <= bytes->room)
+    if (need <= bytes->room && bytes->at)
         return 1;
     const int64_t room = need + need / 2 + FEWEST;
     uint8_t *at = realloc(bytes->at, (size_t)room);
@@ -876,7 +876,7 @@ static Tally *find_unknown(Parser *parser, const Event *event)
     for (; parser->unknown_slots[slot] >= 0; slot = (slot + 1) % UNKNOWN_SLOTS) {
         Unknown *found = &parser->unknown[parser->unknown_slots[slot]];
         if (found->hash == hash && found->node == node && found->bytes == bytes
-            && (!bytes || !memcmp(parser->unknown_names.at + found->at, name, (size_t)bytes)))
+            && !memcmp(parser->unknown_names.at + found->at, name, (size_t)bytes))
             return &found->tally;
     }
     if (parser->unknown_count == MAX_UNKNOWN)

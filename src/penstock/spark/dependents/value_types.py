@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,6 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.spark.values.json_batches import SMALL_NUMBERS
 from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
-from penstock.spark.values.json_rows import EXACT_INTEGERS, fit_float
 from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
 from penstock.spark.values.json_types import MAX_DIGITS
 from penstock.wire.values.json_value import WrittenFloat, is_text, parse_written_json
@@ -26,6 +26,9 @@ _DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)", re.IG
 MISFIT_CHARACTERS = 100
 """Characters that are kept of the JSON of a value that does not fit."""
 LONG = 1 << 63
+EXACT_INTEGERS = 1 << 53
+"""Up to here every integer is a double."""
+_IS_NOT_ZERO = re.compile("[-0.]*[1-9]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +133,21 @@ def _fit_string(value: Any) -> str | None:
 
 
 def _fit_double(value: Any) -> float | None:
+    """Return a number as a double, in which a fraction may be rounded: bounds of searches are rounded alike.
+
+    None for a whole number that would be rounded, and for a number that would become infinite or 0.
+    """
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    number = fit_float(value, pa.float64())
-    return None if number is None else number + 0.0  # -0.0 becomes 0.0
+    try:
+        held = float(value)
+    except OverflowError:
+        return None
+    if not math.isfinite(held) or (isinstance(value, int) and int(held) != value):
+        return None
+    if held == 0 and isinstance(value, WrittenFloat) and _IS_NOT_ZERO.match(value.text):
+        return None
+    return held + 0.0  # -0.0 becomes 0.0
 
 
 def _fit_long(value: Any) -> int | None:
@@ -148,7 +162,7 @@ def _fit_boolean(value: Any) -> bool | None:
 def _convert_exact(column: pa.Array) -> pa.Array | None:
     """Return doubles; None if one may be a whole number that was rounded, or is infinite or NaN."""
     numbers = column.to_numpy(zero_copy_only=False)
-    return pa.array(numbers + 0.0) if (np.abs(numbers) < EXACT_INTEGERS[pa.float64()]).all() else None
+    return pa.array(numbers + 0.0) if (np.abs(numbers) < EXACT_INTEGERS).all() else None
 
 
 def _convert_times(column: pa.Array) -> pa.Array | None:
@@ -169,7 +183,7 @@ VALUE_TYPES = {
     kind.name: kind
     for kind in (
         ValueType("string", pa.string(), pa.string(), _fit_string, _keep_column),
-        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact, SMALL_NUMBERS[pa.float64()]),
+        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact, SMALL_NUMBERS),
         ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
         ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
         ValueType("timestamp", TIMESTAMP, pa.string(), fit_timestamp, _convert_times),

@@ -5,37 +5,33 @@ that do not fit, as JSON text. So no schema loses data:
 
 - A field fits if the schema has it and its value has the type. null is the same as no field.
 - `rest` has fields that the schema does not have, and fields of another type. It also has numbers that the column
-cannot hold exactly, and the earlier values of a repeated field. A DOUBLE holds integers up to 2^53, and larger ones if
-they are not rounded.
+cannot hold exactly, and the earlier values of a repeated field.
+- A DOUBLE holds an integer exactly, and another number if its text is the shortest one of the DOUBLE. So the column
+gives back the number of the document.
 - Of a struct, `rest` has only the parts that do not fit. Of an array it has the whole array, while the column keeps the
 elements that fit.
-- A TIMESTAMP and a DATE are text in the forms of json_times. A DECIMAL is a number that it holds exactly: zeros at the
-end of a fraction do not count.
+- A TIMESTAMP and a DATE are in the forms of json_times. A DECIMAL is a number, or a text of a number, that it holds
+exactly: zeros at the end of a fraction do not count.
 - A value that is not a JSON object is in `rest` as it is. If it is not UTF-8, it is `{"_binary": "<base64>"}`.
 
-The reader of penstock.wire.values.json_value decides which values are JSON. json_batches parses whole batches. It fails
-at the first unexpected value, so batches that fail are halved until they are small. json_rows reads small batches and
-suspicious rows one by one.
+typed_documents parses documents. Types are inferred from whole batches that pyarrow.json reads. It fails at the first
+conflict, so batches that fail are halved until they are small, and then read one by one.
 """
 
 from __future__ import annotations
 
+import base64
+import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, TypeAlias
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.argument_types import check_arguments
-from penstock.spark.values.json_batches import SMALL_NUMBERS, find_safe, read_batch
-from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, narrow_decimals, widen_decimal
-from penstock.spark.values.json_rows import EXACT_INTEGERS, parse_rows
-from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps
+from penstock.spark.values.json_batches import find_safe, read_batch
 from penstock.spark.values.json_types import (
     as_struct,
     differences,
@@ -45,18 +41,16 @@ from penstock.spark.values.json_types import (
     may_be_column,
     to_ddl,
 )
+from penstock.spark.values.typed_documents import ColumnRule, DocumentParser, slice_values
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "parse_fields", "to_ddl"]
+__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 
-Bools: TypeAlias = npt.NDArray[np.bool_]
 Counts: TypeAlias = Counter[tuple[str, ...]]
 """Names of a field and of those around it -> how many values the field has."""
 
-SLICE_BYTES = 16 << 20
-"""The most bytes that are parsed at once, except for a single larger value."""
 MIN_BATCH_VALUES = 64
-"""Batches of so few values are not halved again, but parsed one by one."""
+"""Batches of so few values are not halved again, but read one by one."""
 MAX_TYPE_DEPTH = 64
 """Levels of an inferred type; deeper levels are left out."""
 
@@ -75,35 +69,28 @@ def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.Struc
     Raises:
         UsageError: JSON has no values of one of the types.
     """
-    return _parse_values(values, _BatchReader(as_struct(schema)))
-
-
-@check_arguments
-def parse_fields(values: pa.Array, schema: pa.Schema | pa.StructType) -> pa.StructArray:
-    """Return the fields of documents alone, as `parse` does.
-
-    It is much faster for documents with other fields, which `parse` reads one by one to return them.
-
-    Args:
-        values: documents, binary or text.
-        schema: the fields and their types.
-    """
-    return _parse_values(values, _BatchReader(as_struct(schema), keeps_rest=False))[0]
-
-
-def _parse_values(values: pa.Array, reader: _BatchReader) -> tuple[pa.StructArray, pa.StringArray]:
-    of = reader.of
+    of = as_struct(schema)
     given = values.cast(pa.binary())
-    parts = [reader.parse_slice(part) for part in _slice_values(given.drop_null())]
-    columns = pa.concat_arrays([pa.array([], of), *(columns for columns, _ in parts)])
-    rest = pa.concat_arrays([pa.array([], pa.string()), *(rest for _, rest in parts)])
-    if given.null_count:
-        valid = np.asarray(given.is_valid())
-        places = pa.array(np.cumsum(valid) - 1, pa.int64(), mask=~valid)
-        columns, rest = columns.take(places), rest.take(places)
-    if columns.null_count and len(of):  # otherwise `field` would return hidden values of null rows
-        columns = pa.StructArray.from_arrays(columns.flatten(), fields=list(of), mask=columns.is_null())
-    return columns, rest
+    found = DocumentParser([ColumnRule(field.name, field.type) for field in of]).parse(given)
+    is_object = pc.fill_null(found.objects, False)
+    mask = pc.invert(is_object)
+    if len(of):
+        columns = pa.StructArray.from_arrays(found.columns.columns, fields=list(of), mask=mask)
+    else:  # from_arrays would not know how many rows there are
+        columns = pa.array([{} if each else None for each in is_object.to_pylist()], of)
+    is_other = pc.and_(mask, given.is_valid())
+    if not is_other.true_count:
+        return columns, found.rest
+    others = pa.array([_write_other(value) for value in given.filter(is_other).to_pylist()], pa.string())
+    return columns, pc.replace_with_mask(found.rest, is_other, others)
+
+
+def _write_other(value: bytes) -> str:
+    """Return the text of a value that is not a JSON object."""
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return json.dumps({"_binary": base64.b64encode(value).decode()})
 
 
 @check_arguments
@@ -122,7 +109,7 @@ def infer_all(parts: Iterable[pa.Array]) -> pa.Schema:
     found: pa.DataType = pa.struct([])
     counts: Counts = Counter()
     for values in parts:
-        for part in _slice_values(values.cast(pa.binary()).drop_null()):
+        for part in slice_values(values.cast(pa.binary()).drop_null()):
             found = _merge_types(found, _infer_type(part, counts))
     return pa.schema(_prune_type(found, counts) or pa.struct([]))
 
@@ -189,147 +176,6 @@ def _may_hold(known: pa.DataType, found: pa.DataType) -> bool:
     if pa.types.is_decimal(known):
         return bool(pa.types.is_integer(found) or pa.types.is_floating(found))
     return bool(pa.types.is_temporal(known) and pa.types.is_string(found))
-
-
-# Whole batches
-
-
-def _slice_values(values: pa.BinaryArray) -> Iterator[pa.BinaryArray]:
-    """Divide values without nulls into slices.
-
-    Yields:
-        Slices of about SLICE_BYTES.
-    """
-    ends = np.cumsum(pc.binary_length(values).to_numpy(), dtype=np.int64)
-    start = 0
-    while start < len(values):
-        before = ends[start - 1] if start else 0
-        end = max(start + 1, int(np.searchsorted(ends, before + SLICE_BYTES, side="right")))
-        yield values.slice(start, end - start)
-        start = end
-
-
-@dataclass(frozen=True, slots=True)
-class _BatchReader:
-    """Parses batches of documents.
-
-    Attributes:
-        of: the fields and their types.
-        keeps_rest: whether the parts that do not fit are needed; otherwise they may be missing.
-    """
-
-    of: pa.StructType
-    keeps_rest: bool = True
-
-    def parse_slice(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
-        """Return the fields and the rest of values."""
-        likely = find_safe(values, _find_unsafe(self.of), beginnings="{")
-        if likely.true_count == len(values):
-            return self._parse_likely(values)
-        apart = [self._parse_likely(values.filter(likely)), parse_rows(values.filter(pc.invert(likely)), self.of)]
-        places = np.argsort(np.argsort(~np.asarray(likely), kind="stable"), kind="stable")
-        columns, rest = (pa.concat_arrays(pair).take(pa.array(places)) for pair in zip(*apart, strict=True))
-        return columns, rest
-
-    def _parse_likely(self, values: pa.BinaryArray) -> tuple[pa.StructArray, pa.StringArray]:
-        if len(values) <= MIN_BATCH_VALUES:
-            return parse_rows(values, self.of)
-        read = read_batch(values, _make_read_type(self.of), ignores_others=not self.keeps_rest)
-        if read is None:
-            half = len(values) // 2
-            parts = [self._parse_likely(values.slice(0, half)), self._parse_likely(values.slice(half))]
-            columns, rest = (pa.concat_arrays(pair) for pair in zip(*parts, strict=True))
-            return columns, rest
-        columns, odd = _convert_column(read, self.of)
-        suspicious = np.asarray(read.is_null()) | odd
-        if not suspicious.any():
-            return columns, pa.nulls(len(values), pa.string())
-        again, rest = parse_rows(values.filter(pa.array(suspicious)), self.of)
-        places = np.arange(len(values))
-        places[suspicious] = len(values) + np.arange(len(again))
-        places = pa.array(places)
-        return (
-            pa.concat_arrays([columns, again]).take(places),
-            pa.concat_arrays([pa.nulls(len(values), pa.string()), rest]).take(places),
-        )
-
-
-def _make_read_type(of: pa.DataType) -> pa.DataType:
-    """Return the type as which pyarrow.json reads a type: times as text, and decimals with more bits."""
-    if pa.types.is_struct(of):
-        return pa.struct([(field.name, _make_read_type(field.type)) for field in of])
-    if pa.types.is_list(of):
-        return pa.list_(_make_read_type(of.value_type))
-    if pa.types.is_decimal(of):
-        return widen_decimal(of)
-    return pa.string() if pa.types.is_temporal(of) else of
-
-
-def _find_unsafe(of: pa.DataType) -> str:
-    """Return a regular expression of documents that pyarrow.json must not read for a type; empty for none."""
-    found = [UNSAFE_NUMBERS] if _has_type(of, pa.types.is_decimal) else []
-    return "|".join([*found, *(pattern for kind, pattern in SMALL_NUMBERS.items() if _has_type(of, kind.equals))])
-
-
-def _has_type(of: pa.DataType, is_wanted: Callable[[pa.DataType], bool]) -> bool:
-    """Return whether a type, or a type within it, is a wanted one."""
-    if pa.types.is_struct(of):
-        return any(_has_type(field.type, is_wanted) for field in of)
-    return _has_type(of.value_type, is_wanted) if pa.types.is_list(of) else is_wanted(of)
-
-
-def _convert_column(read: pa.Array, of: pa.DataType) -> tuple[pa.Array, Bools]:
-    """Return a column of pyarrow.json with only the fields of `of`, in its order and types.
-
-    Args:
-        read: the column.
-        of: the type.
-
-    Returns:
-        The column, and the rows that need `parse_rows`. They have a value without a column, or one that does not fit.
-    """
-    if pa.types.is_struct(of):
-        return _convert_struct(read, of)
-    if pa.types.is_list(of):
-        values, inside = _convert_column(read.flatten(), of.value_type)
-        odd = np.zeros(len(read), bool)
-        odd[np.asarray(pc.list_parent_indices(read))[inside]] = True
-        if values.type == read.type.value_type:
-            return read, odd
-        ends = np.cumsum(pc.fill_null(pc.list_value_length(read), 0))
-        offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
-        return pa.ListArray.from_arrays(offsets, values, type=of, mask=read.is_null()), odd
-    if of in EXACT_INTEGERS:
-        numbers = pc.fill_null(read, 0).to_numpy()
-        return read, ~(np.abs(numbers) < EXACT_INTEGERS[of])  # also finds NaN, which is not JSON
-    convert = _find_conversion(of)
-    if convert is None:
-        return read, np.zeros(len(read), bool)
-    column = convert(read)
-    return column, np.asarray(pc.and_(read.is_valid(), column.is_null()))
-
-
-def _convert_struct(read: pa.StructArray, of: pa.StructType) -> tuple[pa.Array, Bools]:
-    fields = map_fields(of)
-    columns: dict[str, pa.Array] = {}
-    odd = np.zeros(len(read), bool)
-    for field, child in zip(read.type, read.flatten(), strict=True):
-        if field.name in fields:
-            columns[field.name], inside = _convert_column(child, fields[field.name])
-        else:
-            inside = np.asarray(child.is_valid())
-        odd |= inside
-    if read.type == of:
-        return read, odd
-    children = [columns[name] for name in fields]
-    return pa.StructArray.from_arrays(children, fields=list(of), mask=read.is_null()), odd
-
-
-def _find_conversion(of: pa.DataType) -> Callable[[pa.Array], pa.Array] | None:
-    """Return the function from the column that pyarrow.json reads, which gives null for a misfit."""
-    if pa.types.is_decimal(of):
-        return partial(narrow_decimals, of=of)
-    return {TIMESTAMP: convert_timestamps, DATE: convert_dates}.get(of)
 
 
 # Types of documents

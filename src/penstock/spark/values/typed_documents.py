@@ -29,7 +29,7 @@ from penstock.spark.values.document_rows import DocumentRow, DocumentRowReader
 from penstock.wire.codec import native
 from penstock.wire.values.json_value import MAX_LEVELS
 
-__all__ = ["ColumnRule", "DocumentParser", "Misfit", "ParsedDocuments"]
+__all__ = ["ColumnRule", "DocumentParser", "Misfit", "ParsedDocuments", "slice_values"]
 
 SLICE_BYTES = 16 << 20
 """The most bytes that are parsed at once, except for a single larger value."""
@@ -121,7 +121,7 @@ class DocumentParser:
         is_large = pa.types.is_large_binary(values.type) or pa.types.is_large_string(values.type)
         given = values.cast(pa.large_binary() if is_large else pa.binary())
         parse = self._parse_natively if native.extension is not None else self._parse_rows
-        parts = [parse(each) for each in _slice_values(given)]
+        parts = [parse(each) for each in slice_values(given)]
         return parts[0] if len(parts) == 1 else self._join_parts(parts)
 
     def _join_parts(self, parts: Sequence[ParsedDocuments]) -> ParsedDocuments:
@@ -261,7 +261,7 @@ def _build_tree(rules: Sequence[ColumnRule]) -> ColumnNode:
     return root
 
 
-def _slice_values(values: pa.Array) -> Iterator[pa.Array]:
+def slice_values(values: pa.Array) -> Iterator[pa.Array]:
     """Divide values into slices.
 
     Yields:
