@@ -133,6 +133,7 @@ RESERVED_COLUMNS = frozenset(
     {
         *("_key", "_rest", "_deleted", "_deleted_at", "_valid_from", "_valid_to", "_is_current", "_event", "_position"),
         *("_vbucket", "_history", "_seqno", "_cas", "_revision", "_expiry", "_flags"),
+        *("_key_bytes", "_collection_id", "vbucket_range"),
         *("_changed_at", "_loaded_at", "_batch"),
         *("_change_type", "_commit_version", "_commit_timestamp", "_commit_snapshot_id", "_change_ordinal"),
         *("_file", "_pos", "_spec_id", "_partition", "_row_id", "_last_updated_sequence_number", "_metadata"),

@@ -17,6 +17,7 @@ from penstock.spark.lake.changelog.changelog_delta import find_delta, reduce_row
 from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_files
 from penstock.spark.lake.changelog.merge_rules import fill_collection_ids, merge_changes, select_newest
 from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current import table_rewrite
 from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
@@ -291,7 +292,7 @@ def test_files_stay_few_when_every_merge_adds_documents(tables):
 
 
 def test_a_large_file_without_a_changed_document_stays(tables, monkeypatch):
-    monkeypatch.setattr(current, "SMALL_ROWS", 10)
+    monkeypatch.setattr(table_rewrite, "SMALL_ROWS", 10)
     append(tables, 0, [row(1, n, b"old %d" % n) for n in range(1, 21)])
     merge_current(tables)
     for batch in range(1, 4):
@@ -397,7 +398,7 @@ def test_versions_without_rows_advance_the_merged_version(tables, monkeypatch):
 @pytest.mark.parametrize("parallel_rows", [1, 16 << 20])
 def test_full_pool_drops_superseded_rows(tables, monkeypatch, parallel_rows):
     monkeypatch.setattr(delta, "POOL_BYTES", 2_000)
-    monkeypatch.setattr(current, "PARALLEL_ROWS", parallel_rows)
+    monkeypatch.setattr(table_rewrite, "PARALLEL_ROWS", parallel_rows)
     rows = [row(1, n, b"k%d" % (n % 7), b"%d" % n, "deletion" if n % 11 == 0 else "mutation") for n in range(1, 500)]
     for batch in range(5):
         append(tables, batch, rows[batch * 100 : batch * 100 + 100])

@@ -11,7 +11,8 @@ from deltalake import DeltaTable, write_deltalake
 from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake, compact, vacuum
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import merge_current, prepare_table_merge
+from penstock.spark.lake.current import table_rewrite
+from penstock.spark.lake.current.current_table import merge_current, prepare_merges
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed
 from tests.spark.lakes import (
     QUERY,
@@ -79,7 +80,7 @@ def check(lake: Lake, rows):
 @pytest.mark.parametrize("name", ["changelog_table", "current_table"])
 @pytest.mark.parametrize("operation", JOINS)
 def test_joined_files_change_no_result(lake, monkeypatch, name, operation):
-    monkeypatch.setattr(current, "SMALL_ROWS", 0)  # else the first merge would rewrite all joined files
+    monkeypatch.setattr(table_rewrite, "SMALL_ROWS", 0)  # else the first merge would rewrite all joined files
     run(lake, range(4))
     append(lake, 4, expected(4, 5))
     foreign(getattr(lake, name), JOINS[operation])
@@ -169,12 +170,12 @@ def test_merge_restarts_after_another_program_replaced_its_files(lake, monkeypat
     merges = []
 
     def late(*arguments):
-        merges.append(prepare_table_merge(*arguments))
+        merges.append(prepare_merges(*arguments))
         if len(merges) == 1:
             foreign(lake.current_table, operation)
         return merges[-1]
 
-    monkeypatch.setattr(current, "prepare_table_merge", late)
+    monkeypatch.setattr(current, "prepare_merges", late)
     merge_current(lake)
     assert len(merges) == 2
     assert as_documents(read_table_documents(lake)) == model(expected(0, 4))

@@ -16,12 +16,13 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark import Lake, vacuum
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current import table_rewrite
 from penstock.spark.lake.current.current_table import (
     MergeProgress,
     PreparedMerge,
     merge_current,
     prepare_merge,
-    prepare_table_merge,
+    prepare_merges,
 )
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.lake.maintenance.lake_compaction import (
@@ -226,7 +227,7 @@ def test_dependent_without_a_valid_version_does_not_block_compaction(lake, monke
 
 @pytest.mark.long
 def test_merge_prepared_before_compaction_of_current_is_not_applied_twice(lake, monkeypatch):
-    monkeypatch.setattr(current, "SMALL_ROWS", 0)
+    monkeypatch.setattr(table_rewrite, "SMALL_ROWS", 0)
     written = filled(lake, 3)
     append(lake, 3, rows(3))
     written += rows(3)
@@ -242,18 +243,18 @@ def test_merge_prepared_before_compaction_of_current_is_not_applied_twice(lake, 
 
 @pytest.mark.long
 def test_merge_restarts_after_a_concurrent_compaction(lake, monkeypatch):
-    monkeypatch.setattr(current, "SMALL_ROWS", 0)
+    monkeypatch.setattr(table_rewrite, "SMALL_ROWS", 0)
     written = filled(lake, 3)
     append(lake, 3, rows(3))
     merges = []
 
     def late(*arguments):
-        merges.append(prepare_table_merge(*arguments))
+        merges.append(prepare_merges(*arguments))
         if len(merges) == 1:
             compact(lake)
         return merges[-1]
 
-    monkeypatch.setattr(current, "prepare_table_merge", late)
+    monkeypatch.setattr(current, "prepare_merges", late)
     assert merge_current(lake).changes == 64
     assert len(merges) == 2
     assert as_documents(lakes.read_table_documents(lake)) == model([*written, *rows(3)])

@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
@@ -19,20 +21,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
+from penstock.names import unquote_column
 from penstock.spark import Lake
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 from penstock.spark.lake.current import current_table
-from penstock.spark.lake.current.current_table import PreparedMerge, prepare_table_merge
-from penstock.spark.lake.current.typed_table import TypedShape, TypedTable
+from penstock.spark.lake.current.current_table import PreparedMerge, merge_current, merge_tables, prepare_merges
+from penstock.spark.lake.current.document_table import describe_current
+from penstock.spark.lake.current.table_shape import METADATA, TableShape
+from penstock.spark.lake.current.typed_table import TypedTable, list_document_tables, list_typed_tables
 from penstock.spark.lake.tables.lake_table import CommitFailed
+from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from tests.examples import scaled
 from tests.patience import PATIENCE
-from tests.spark.lakes import QUERY, append, checkpoint, model, rollback, row
+from tests.spark.lakes import QUERY, append, as_documents, checkpoint, model, read_table_documents, rollback, row
 from tests.spark.test_current import histories
 
 FIELDS = from_ddl("n BIGINT, name STRING, tags ARRAY<STRING>")
-PLAIN = TypedShape(name="orders", fields=FIELDS)
-IN_8 = TypedShape(name="eight", fields=FIELDS, scope="shop", collection="c8")
+PLAIN = TableShape(name="orders", fields=FIELDS)
+IN_8 = TableShape(name="eight", fields=FIELDS, scope="shop", collection="c8")
 NAMES = {8: {"scope": "shop", "collection": "c8"}, 9: {"scope": "shop", "collection": "c9"}}
 OWN = {"_loaded_at", "_batch", "vbucket_range"}
 
@@ -116,12 +123,12 @@ def test_a_table_merged_in_parts_equals_one_that_is_built_at_once(rows, middle):
     rows = name_rows(rows)
     with TemporaryDirectory() as directory:
         lake = Lake(directory)
-        shape = TypedShape(name="parts", fields=FIELDS, deletes="mark")
+        shape = TableShape(name="parts", fields=FIELDS, deletes="mark")
         parts = TypedTable(lake, shape)
         for batch, some in enumerate([rows[:middle], rows[middle:]]):
             append(lake, batch, some)
             parts.merge()
-        once = TypedTable(lake, TypedShape(name="once", fields=FIELDS, deletes="mark"))
+        once = TypedTable(lake, TableShape(name="once", fields=FIELDS, deletes="mark"))
         once.merge()
         found, wanted = (
             {key: {n: v for n, v in line.items() if n not in OWN} for key, line in read(each).items()}
@@ -193,11 +200,150 @@ def test_other_readers_see_types(lake):
 def test_a_table_of_another_shape_is_refused(lake):
     append(lake, 0, documents(0, 3, 0))
     TypedTable(lake, PLAIN).merge()
-    other = TypedTable(lake, TypedShape(name="orders", fields=FIELDS, collection="lines"))
-    with pytest.raises(UsageError, match=r"orders is a table of .*; expected|expected"):
-        other.merge()
-    with pytest.raises(UsageError, match="field '_seqno'"):
-        TypedTable(lake, TypedShape(name="odd", fields=from_ddl("_seqno BIGINT")))
+    for other in ({"collection": "lines"}, {"deletes": "mark"}, {"metadata": ()}, {"fields": from_ddl("n INT")}):
+        changed = TypedTable(lake, TableShape(**({"name": "orders", "fields": FIELDS} | other)))
+        with pytest.raises(UsageError, match=r"orders is a table of \{.*\}, expected \{.*\}; choose another name"):
+            changed.merge()
+
+
+def test_a_table_knows_its_own_shape(lake):
+    append(lake, 0, documents(0, 3, 0))
+    key = KeyPattern.parse("k{n BIGINT}")
+    fields = from_ddl("`a b` STRUCT<`x.y`: ARRAY<STRUCT<`ß`: INT>>>")
+    shapes = (
+        PLAIN,
+        IN_8,
+        TableShape(name="keys", fields=fields, key=key, metadata=("seqno",), deletes="mark"),
+        TableShape(name="empty", fields=pa.schema([])),
+    )
+    for shape in shapes:
+        TypedTable(lake, shape).merge()
+    found = {table.name: table.shape for table in list_typed_tables(lake)}
+    assert found == {shape.name: shape for shape in shapes}
+    assert [table.name for table in list_document_tables(lake)] == ["eight", "empty", "keys", "orders"]
+    merge_current(lake)
+    assert next(table.name for table in list_document_tables(lake)) == "current"
+    assert TypedTable.find(lake, "other") is None
+    DeltaTable.create(str(lake.path / "tables" / "foreign"), pa.schema([("n", pa.int64())]))
+    with pytest.raises(UsageError, match="foreign is a Delta table of another program"):
+        list_typed_tables(lake)
+
+
+@pytest.mark.parametrize(
+    ("key", "expected"),
+    [
+        ("_key STRING", {"_key": [None, "k1", "k1::2", "k1::x"]}),
+        ("id STRING", {"id": [None, "k1", "k1::2", "k1::x"]}),
+        (
+            "k{a BIGINT}::{b INT}",
+            {"a": [None, None, 1, None], "b": [None, None, 2, None], "_key": [None, "k1", "k1::2", "k1::x"]},
+        ),
+    ],
+)
+def test_keys_become_columns(lake, key, expected):
+    keys = [b"\xff", b"k1", b"k1::2", b"k1::x"]
+    append(lake, 0, [row(1, n, name, b"{}") for n, name in enumerate(keys, 1)])
+    table = TypedTable(lake, TableShape(name="keys", fields=FIELDS, key=KeyPattern.parse(key)))
+    table.merge()
+    append(lake, 1, [row(1, n, name, b"{}") for n, name in enumerate(keys, 5)])
+    table.merge()
+    found = pl.scan_delta(str(table.table.path)).sort("_seqno").collect()
+    assert {name: found[name].to_list() for name in expected} == expected
+    assert found["_key_bytes"].to_list() == [b"\xff", None, None, None]
+    assert found.columns[0] == next(iter(expected))
+
+
+def test_any_field_is_a_column(lake):
+    fields = from_ddl("`a b` BIGINT, A_B BIGINT, a_b BIGINT, _seqno BIGINT, o STRUCT<`x.y`: ARRAY<STRUCT<`p q`: INT>>>")
+    value = b'{"a b": 1, "A_B": 2, "a_b": 3, "_seqno": 4, "o": {"x.y": [{"p q": 5}, null, {}]}}'
+    append(lake, 0, [row(1, 1, b"k", value), row(1, 2, b"l", b'{"o": null}'), row(1, 3, b"m", b'{"o": {"x.y": []}}')])
+    table = TypedTable(lake, TableShape(name="odd", fields=fields))
+    table.merge()
+    found = DeltaTable(str(table.table.path)).to_pyarrow_table().sort_by("_seqno").to_pylist()
+
+    found_names = [field.name for field in DeltaTable(str(table.table.path)).schema().fields][1:6]
+    assert [unquote_column(name) for name in found_names] == fields.names
+    assert [found[0][name] for name in found_names[:4]] == [1, 2, 3, 4]
+    assert [line["o"] for line in found] == [
+        {"x_x2e_y": [{"p_x20_q": 5}, None, {"p_x20_q": None}]},
+        None,
+        {"x_x2e_y": []},
+    ]
+
+
+@pytest.mark.parametrize("metadata", [(), ("changed_at",), ("batch", "seqno"), ("loaded_at", "history", "vbucket")])
+def test_metadata_are_columns_if_they_are_named(lake, metadata):
+    append(lake, 0, documents(0, 3, 0))
+    table = TypedTable(lake, TableShape(name="orders", fields=FIELDS, metadata=metadata))
+    table.merge()
+    found = set(DeltaTable(str(table.table.path)).to_pyarrow_table().column_names) & {f"_{name}" for name in METADATA}
+    assert found == {f"_{name}" for name in (*metadata, "vbucket", "history", "seqno")}
+
+
+@pytest.mark.parametrize(
+    ("fields", "key", "text"),
+    [
+        ("n BIGINT", "n STRING", "column 'n' is in schema and in key 'n STRING', expected another name"),
+        ("N BIGINT", "x::{n INT}", "column 'N' is in schema"),
+        ("n BIGINT", "`a b` STRING", "where a column is 'a b'; expected letters, digits and underscores"),
+        ("n BIGINT", "x{_key STRING}", "where a column is '_key'; expected letters"),
+        ("n BIGINT", "_seqno BIGINT", "where a column is '_seqno'; expected letters"),
+    ],
+)
+def test_two_columns_of_one_name_are_refused(fields, key, text):
+    with pytest.raises(UsageError, match=re.escape(text)):
+        TableShape(name="orders", fields=from_ddl(fields), key=KeyPattern.parse(key))
+
+
+def test_tables_at_one_version_share_the_read_of_the_changelog(lake, monkeypatch):
+    reads = []
+    read_range = ChangelogDelta.read_range
+
+    def count(self, vbucket_range, *arguments):
+        reads.append(vbucket_range)
+        return read_range(self, vbucket_range, *arguments)
+
+    monkeypatch.setattr(ChangelogDelta, "read_range", count)
+    targets = [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in (PLAIN, IN_8))]
+    for batch in range(3):
+        append(lake, batch, documents(0, 64, 1000 * batch))
+        assert [each.changes for each in merge_tables(targets)] == [64] * 3
+        assert sorted(reads) == list(range(16))
+        reads.clear()
+    append(lake, 3, documents(0, 64, 4000))
+    merge_current(lake)
+    append(lake, 4, documents(0, 64, 5000))
+    assert [each.changes for each in merge_tables(targets)] == [64, 128, 128]
+    assert len(reads) == 3 * 16
+
+
+def test_tables_of_a_failed_merge_leave_no_files(lake):
+    def fail(changes, stamp):
+        raise UsageError("no rows")
+
+    append(lake, 0, documents(0, 64, 0))
+    table = TypedTable(lake, PLAIN)
+    with pytest.raises(UsageError, match="no rows"):
+        merge_tables([describe_current(lake), table.describe(), replace(table.describe(), to_rows=fail)])
+    assert [*lake.current_table.path.rglob("*.parquet"), *table.table.path.rglob("*.parquet")] == []
+
+
+@settings(max_examples=scaled(20))
+@given(histories(), st.data())
+def test_tables_that_merge_together_equal_the_bucket(rows, data):
+    rows = name_rows(rows)
+    ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
+    with TemporaryDirectory() as directory:
+        lake = Lake(directory)
+        tables = {0: TypedTable(lake, PLAIN), 8: TypedTable(lake, IN_8)}
+        targets = [describe_current(lake), *(table.describe() for table in tables.values())]
+        for batch, (start, end) in enumerate(pairwise(ends)):
+            append(lake, batch, rows[start:end])
+            chosen = targets if end == len(rows) else data.draw(st.lists(st.sampled_from(targets), unique_by=id))
+            merge_tables(chosen)
+        assert as_documents(read_table_documents(lake)) == model(rows)
+        for collection, table in tables.items():
+            assert reduce(read(table)) == expect(rows, collection)
 
 
 def test_one_of_two_concurrent_merges_fails(lake):
@@ -205,7 +351,7 @@ def test_one_of_two_concurrent_merges_fails(lake):
     append(lake, 0, documents(0, 3, 0))
     table.merge()
     append(lake, 1, documents(0, 3, 100))
-    first, second = (prepare_table_merge(table.describe()) for _ in range(2))
+    first, second = (prepare_merges([table.describe()])[0] for _ in range(2))
     assert isinstance(first, PreparedMerge)
     assert isinstance(second, PreparedMerge)
     first.commit()
@@ -234,7 +380,7 @@ def drive(place, point, where):
     table = TypedTable(lake, PLAIN)
     for batch in range(where + 1):
         append(lake, batch, documents(0, 64, 1000 * batch))
-        step = prepare_table_merge(table.describe())
+        step = prepare_merges([table.describe()])[0]
         if (point, batch) == ("written", where):
             os.kill(os.getpid(), signal.SIGKILL)
         if isinstance(step, PreparedMerge):

@@ -20,8 +20,10 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
-__all__ = ["DocumentTable", "LoadStamp", "describe_current", "encode_positions"]
+__all__ = ["CURRENT", "DocumentTable", "LoadStamp", "describe_current", "encode_positions"]
 
+CURRENT = "current"
+"""Name and kind of the table of all documents."""
 POSITION_COLUMNS = ("vbucket", "history", "seqno")
 """The columns that name one change of a changelog."""
 
@@ -54,6 +56,8 @@ class DocumentTable:
         position: the names of the columns that POSITION_COLUMNS has in `current`; empty without a change feed.
         layout: how the columns are stored.
         notes: notes of a new table.
+        name: the table's name in progress, status and reports.
+        kind: "current", or the kind of typed tables.
     """
 
     lake: LakeDirectory
@@ -64,6 +68,8 @@ class DocumentTable:
     position: tuple[str, ...] = ()
     layout: ParquetLayout = CHANGE_LAYOUT
     notes: Mapping[str, str] = field(default_factory=dict)
+    name: str = CURRENT
+    kind: str = CURRENT
 
     def read_lookup(self, file: pq.ParquetFile) -> pa.Table:
         """Return the columns of a file that identify documents and their changes, under the names of `current`."""

@@ -1,0 +1,289 @@
+"""The files of a merge: those that document tables get from a changelog delta, one vbucket range at a time.
+
+A range of the delta is read once for all tables. In a table with a change feed, rows stay if their change is still the
+newest one. After a rollback these are most rows of the vbucket.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.merge_rules import mark_common_identities, read_keys
+from penstock.spark.lake.current.document_table import DocumentTable, LoadStamp, encode_positions
+from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, remove_files
+from penstock.spark.lake.tables.delta_log import CHANGE_DIRECTORY
+from penstock.spark.storage.object_files import open_parquet
+
+__all__ = ["PARALLEL_ROWS", "SMALL_BYTES", "SMALL_ROWS", "RewrittenFiles", "TableRewrite", "rewrite_tables"]
+
+SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
+"""A file below both limits is rewritten whenever its range changes."""
+PARALLEL_ROWS = 16 << 20
+"""Changelog rows that are merged at once, in several ranges."""
+FEED = pa.schema([("_change_type", pa.string())])
+"""The column that a change feed has beside those of its table."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewrittenFiles:
+    """The files of a table after a merge of some ranges.
+
+    Attributes:
+        added, removed: data files.
+        changed: files of the change feed.
+        rolled_back: vbuckets that were computed again because of a rollback.
+    """
+
+    added: list[DataFile]
+    removed: list[DataFile]
+    changed: list[DataFile]
+    rolled_back: int
+
+    @classmethod
+    def join(cls, parts: Sequence[RewrittenFiles]) -> RewrittenFiles:
+        """Return the files of several ranges as one."""
+        return cls(
+            [file for part in parts for file in part.added],
+            [file for part in parts for file in part.removed],
+            [file for part in parts for file in part.changed],
+            sum(part.rolled_back for part in parts),
+        )
+
+    def discard(self, target: DocumentTable) -> None:
+        """Remove the new files from the disk; no commit names them."""
+        root = target.table.write_root
+        remove_files(root, self.added)
+        remove_files(root / CHANGE_DIRECTORY, self.changed)
+
+
+def rewrite_tables(delta: ChangelogDelta, tables: Sequence[TableRewrite]) -> list[RewrittenFiles]:
+    """Write the new files of tables, ranges in parallel. If a range fails, the files of all other ranges are removed.
+
+    Args:
+        delta: the changes that all tables lack.
+        tables: the tables.
+
+    Returns:
+        The files of each table.
+    """
+    old = {file.vbucket_range for each in tables for file in each.old_files} if delta.is_full else set()
+    with ThreadPoolExecutor(_count_threads(delta)) as pool:
+        parts = sorted(old.union(delta.ranges))
+        tasks = [pool.submit(_rewrite_range, delta, tables, part) for part in parts]
+    failed = [task for task in tasks if task.exception()]
+    if failed:
+        for task in tasks:
+            if task not in failed:
+                _discard_files(tables, task.result())
+    results = [task.result() for task in tasks]
+    return [RewrittenFiles.join([each[at] for each in results]) for at in range(len(tables))]
+
+
+def _count_threads(delta: ChangelogDelta) -> int:
+    """Return how many ranges are merged at once: fewer if they are large, because each is held in memory."""
+    rows = Counter[int]()
+    for file in delta.files:
+        rows[file.vbucket_range] += file.rows
+    largest = max(rows.values(), default=0)
+    return max(1, min(4, os.cpu_count() or 1, PARALLEL_ROWS // max(1, largest)))
+
+
+def _rewrite_range(delta: ChangelogDelta, tables: Sequence[TableRewrite], vbucket_range: int) -> list[RewrittenFiles]:
+    """Read a range of the delta, and replace the documents that it changes in each table.
+
+    Returns:
+        The files of each table.
+    """
+    changes = delta.read_range(vbucket_range)
+    found: list[RewrittenFiles] = []
+    try:
+        for each in tables:
+            found.append(each.rewrite_range(changes, vbucket_range, is_full=delta.is_full))
+    except BaseException:
+        _discard_files(tables, found)
+        raise
+    return found
+
+
+def _discard_files(tables: Sequence[TableRewrite], found: Sequence[RewrittenFiles]) -> None:
+    for each, files in zip(tables, found, strict=False):
+        files.discard(each.target)
+
+
+@dataclass(frozen=True, slots=True)
+class TableRewrite:
+    """A table during a merge.
+
+    Attributes:
+        target: the table.
+        old_files: its files; a full delta replaces all of them.
+        stamp: the merge.
+    """
+
+    target: DocumentTable
+    old_files: list[DataFile]
+    stamp: LoadStamp
+
+    def rewrite_range(self, delta: RangeDelta, vbucket_range: int, *, is_full: bool) -> RewrittenFiles:
+        """Replace the documents of a range that the delta changes.
+
+        Args:
+            delta: the changes of the range.
+            vbucket_range: the range.
+            is_full: whether the delta replaces all documents.
+
+        Returns:
+            The files of the range.
+        """
+        old = [file for file in self.old_files if file.vbucket_range == vbucket_range]
+        if self.target.position:
+            return self._rewrite_with_feed(delta, vbucket_range, old, is_full=is_full)
+        target = self.target
+        with self._open_writer(target.columns, vbucket_range) as writer, ExitStack() as stack:
+            is_touched = delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections)
+            if is_full:
+                removed = old
+            elif is_touched:
+                found = [_OpenFile.open(stack, target, file, delta) for file in old]
+                removed = [each.file for each in found if each.copy_kept(target, writer)]
+            else:
+                removed = []
+            for start in range(0, delta.changes.num_rows, BATCH_ROWS):
+                writer.write(target.to_rows(delta.changes.slice(start, BATCH_ROWS), self.stamp))
+            return RewrittenFiles(writer.close(), removed, [], len(delta.rolled_back))
+
+    def _rewrite_with_feed(
+        self, delta: RangeDelta, vbucket_range: int, old: Sequence[DataFile], *, is_full: bool
+    ) -> RewrittenFiles:
+        """Replace the rows that differ, and write them to the change feed. Rows of the same change stay.
+
+        Returns:
+            The files of the range.
+        """
+        target = self.target
+        slices = range(0, max(1, delta.changes.num_rows), BATCH_ROWS)
+        fresh = pa.concat_tables(target.to_rows(delta.changes.slice(start, BATCH_ROWS), self.stamp) for start in slices)
+        with ExitStack() as stack:
+            positions = encode_positions(target.rename_lookup(fresh))
+            found = [_OpenFile.open(stack, target, f, None if is_full else delta, positions) for f in old]
+            settled = [each.settled for each in found]
+            if settled:
+                fresh = fresh.filter(pa.array(~np.isin(positions, np.concatenate(settled))))
+            if not fresh.num_rows and all(each.kept.all() for each in found):
+                return RewrittenFiles([], [], [], len(delta.rolled_back))
+            writer = stack.enter_context(self._open_writer(target.columns, vbucket_range))
+            # Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
+            feed = stack.enter_context(
+                self._open_writer(pa.schema([*FEED, *target.columns]), vbucket_range, CHANGE_DIRECTORY)
+            )
+            outdated = pa.concat_tables([target.columns.empty_table(), *(each.read_outdated(target) for each in found)])
+            removed = [each.file for each in found if each.copy_kept(target, writer)]
+            writer.write(fresh)
+            if self.old_files:
+                _write_feed(feed, target, outdated, fresh)
+            return RewrittenFiles(writer.close(), removed, feed.close(), len(delta.rolled_back))
+
+    def _open_writer(self, columns: pa.Schema, vbucket_range: int, directory: str = "") -> RangeWriter:
+        root = self.target.table.write_root
+        place = root / directory if directory else root
+        return RangeWriter(place, vbucket_range, columns, layout=self.target.layout)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenFile:
+    """A file of a table during a merge.
+
+    Attributes:
+        kept: a mask of the rows that stay.
+        settled: the positions of rows whose change is the newest one again.
+    """
+
+    file: DataFile
+    rows: pq.ParquetFile
+    kept: npt.NDArray[np.bool_]
+    settled: npt.NDArray[np.void]
+
+    @classmethod
+    def open(
+        cls,
+        stack: ExitStack,
+        target: DocumentTable,
+        file: DataFile,
+        delta: RangeDelta | None,
+        positions: npt.NDArray[np.void] | None = None,
+    ) -> _OpenFile:
+        """Open a file and mark its rows.
+
+        Args:
+            stack: closes the file.
+            target: the table.
+            file: the file.
+            delta: the delta; None if it is full.
+            positions: the changes of the rows that the delta brings; None in a table without a change feed.
+
+        Returns:
+            The file, which the stack closes.
+        """
+        rows = stack.enter_context(open_parquet(target.table.path / file.path, is_sequential=True))
+        documents = target.read_lookup(rows)
+        kept = np.zeros(documents.num_rows, bool) if delta is None else ~np.asarray(delta.mark_outdated(documents))
+        if positions is None:
+            return cls(file, rows, kept, np.empty(0, np.void))
+        own = encode_positions(documents)
+        is_settled = np.isin(own, positions)
+        return cls(file, rows, kept | is_settled, own[is_settled])
+
+    def copy_kept(self, target: DocumentTable, writer: RangeWriter) -> bool:
+        """Write the rows that stay, one row group at a time.
+
+        Returns:
+            False if the file itself stays. A small file is rewritten even without outdated rows, to keep files few.
+        """
+        if self.kept.all() and (self.file.size > SMALL_BYTES or self.file.rows > SMALL_ROWS):
+            return False
+        for rows, kept in self._read_groups(target):
+            writer.write(rows.filter(pa.array(kept)))
+        return True
+
+    def read_outdated(self, target: DocumentTable) -> pa.Table:
+        """Return the rows that do not stay."""
+        if self.kept.all():
+            return target.columns.empty_table()
+        return pa.concat_tables(rows.filter(pa.array(~kept)) for rows, kept in self._read_groups(target))
+
+    def _read_groups(self, target: DocumentTable) -> Iterator[tuple[pa.Table, npt.NDArray[np.bool_]]]:
+        start = 0
+        for group in range(self.rows.num_row_groups):
+            rows = match_types(self.rows.read_row_group(group, columns=target.columns.names), target.columns)
+            yield rows, self.kept[start : start + rows.num_rows]
+            start += rows.num_rows
+
+
+def _write_feed(feed: RangeWriter, target: DocumentTable, outdated: pa.Table, fresh: pa.Table) -> None:
+    """Write the rows that left the table and the rows that came, each with the kind of its change."""
+
+    def write(rows: pa.Table, others: pa.Table, kind: str, kind_alone: str) -> None:
+        is_update = pa.array(mark_common_identities(*(_identify(target, each) for each in (rows, others))))
+        kinds = pc.if_else(is_update, kind, kind_alone)
+        feed.write(rows.append_column("_change_type", kinds).select([*FEED.names, *target.columns.names]))
+
+    write(outdated, fresh, "update_preimage", "delete")
+    write(fresh, outdated, "update_postimage", "insert")
+
+
+def _identify(target: DocumentTable, rows: pa.Table) -> pa.Table:
+    """Return vbucket, collection id and key of rows."""
+    documents = target.rename_lookup(rows)
+    return documents.select(["vbucket", "collection_id"]).append_column("key", read_keys(documents))

@@ -1,0 +1,225 @@
+"""The shape of a typed table: its collection, and how documents become rows.
+
+A document's key becomes the columns of a key pattern. Its fields become columns with the names of `spell_columns`, and
+parts that do not fit become `_rest`. Columns whose names begin with an underscore are added.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal, Self
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import UsageError
+from penstock.names import quote_column, spell_columns
+from penstock.spark.lake.changelog.merge_rules import to_key_columns
+from penstock.spark.lake.current.document_table import LoadStamp
+from penstock.spark.tables.key_pattern import KeyPattern
+from penstock.spark.values.json_columns import parse
+from penstock.spark.values.json_types import from_ddl, to_ddl
+from penstock.wire.columns.schema import Event
+
+__all__ = ["DEFAULT_KEY", "DEFAULT_METADATA", "METADATA", "Deletes", "TableShape"]
+
+Deletes = Literal["remove", "mark"]
+"""The fate of a deleted document's row: it is removed, or it stays with `_deleted` and without values."""
+KEY = "_key"
+"""The column of the whole key, unless a column of the key pattern has it."""
+DEFAULT_KEY = f"{KEY} STRING"
+_TIME = pa.timestamp("us", "UTC")
+METADATA = {
+    "changed_at": _TIME,
+    "loaded_at": _TIME,
+    "batch": pa.int64(),
+    "vbucket": pa.int32(),
+    "history": pa.int32(),
+    "seqno": pa.int64(),
+}
+"""Columns about a row that a declaration can name, without their underscore."""
+DEFAULT_METADATA = ("changed_at", "loaded_at", "batch")
+IDENTITY = pa.schema([("_key_bytes", pa.binary()), ("_collection_id", pa.int64())])
+"""Columns that name the document, beside its key and vbucket."""
+POSITION = ("vbucket", "history", "seqno")
+"""Metadata that every table has: merges find the rows by them."""
+MARKS = pa.schema([("_deleted", pa.bool_()), ("_deleted_at", _TIME)])
+OLDEST_CAS = 10**18
+"""The cas of 2001 in nanoseconds. A bucket of a server before 4.6 has random numbers, mostly far from the present."""
+NEWEST_CAS = 4 * 10**18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableShape:
+    """The collection and the columns of a typed table. Raises UsageError if two columns have one name.
+
+    Attributes:
+        name: the table's name, unique in a lake.
+        fields: fields of the documents with their types.
+        scope, collection: the collection.
+        key: the pattern of the keys.
+        deletes: whether the rows of deleted documents are removed or marked.
+        metadata: names of METADATA.
+    """
+
+    name: str
+    fields: pa.Schema
+    scope: str = "_default"
+    collection: str = "_default"
+    key: KeyPattern = KeyPattern.parse(DEFAULT_KEY)  # noqa: RUF009 - an immutable value
+    deletes: Deletes = "remove"
+    metadata: tuple[str, ...] = DEFAULT_METADATA
+
+    def __post_init__(self) -> None:
+        keys = [part.name for part in self.key.parts]
+        for name in keys:
+            if quote_column(name) != name and self.key.text != DEFAULT_KEY:
+                text = "expected letters, digits and underscores, and no column that Penstock adds"
+                raise UsageError(f"key is {self.key.text!r}, where a column is {name!r}; {text}")
+        taken = {name.lower() for name in keys}
+        if shared := [field for field in self.fields.names if quote_column(field).lower() in taken]:
+            raise UsageError(f"column {shared[0]!r} is in schema and in key {self.key.text!r}, expected another name")
+
+    @property
+    def columns(self) -> pa.Schema:
+        """The columns of the table, without the partition."""
+        parts = [pa.field(part.name, part.type) for part in self.key.parts]
+        marks = MARKS if self.deletes == "mark" else []
+        names = dict.fromkeys((*self.metadata, *POSITION))
+        about = [pa.field(f"_{name}", METADATA[name]) for name in names]
+        whole = [] if self.key_column != KEY or self.key.is_whole else [pa.field(KEY, pa.string())]
+        return pa.schema(
+            [*parts, *_spell_fields(self.fields), *marks, ("_rest", pa.string()), *about, *whole, *IDENTITY]
+        )
+
+    @property
+    def key_column(self) -> str:
+        """The column that has the whole key as text."""
+        return self.key.parts[0].name if self.key.is_whole else KEY
+
+    @property
+    def lookup(self) -> tuple[str, ...]:
+        """The columns that identify a document, in the order of LOOKUP_COLUMNS."""
+        return ("_vbucket", "_collection_id", self.key_column, "_key_bytes")
+
+    @property
+    def position(self) -> tuple[str, ...]:
+        """The columns that identify a change, in the order of POSITION_COLUMNS."""
+        return tuple(f"_{name}" for name in POSITION)
+
+    def to_json(self) -> str:
+        """Return everything but the name, as the table's metadata hold it."""
+        return json.dumps(
+            {
+                "collection": f"{self.scope}.{self.collection}",
+                "schema": to_ddl(self.fields) if len(self.fields) else "",
+                "key": self.key.text,
+                "deletes": self.deletes,
+                "metadata": list(self.metadata),
+            }
+        )
+
+    @classmethod
+    def from_json(cls, name: str, text: str) -> Self:
+        """Return the shape that `to_json` has written.
+
+        Args:
+            name: the name of the table.
+            text: the JSON.
+        """
+        found = json.loads(text)
+        scope, _, collection = found["collection"].rpartition(".")
+        fields = from_ddl(found["schema"]) if found["schema"] else pa.schema([])
+        return cls(
+            name=name,
+            fields=fields,
+            scope=scope,
+            collection=collection,
+            key=KeyPattern.parse(found["key"]),
+            deletes=found["deletes"],
+            metadata=tuple(found["metadata"]),
+        )
+
+    def select_documents(self, changes: pa.Table) -> pa.Table:
+        """Return the changes that have a row in the table."""
+        is_default = pc.equal(changes["collection_id"], 0)
+        names = [
+            pc.if_else(is_default, pc.fill_null(changes[name], "_default"), changes[name])
+            for name in ("scope", "collection")
+        ]
+        is_member = pc.and_(pc.equal(names[0], self.scope), pc.equal(names[1], self.collection))
+        if self.deletes == "remove":
+            is_member = pc.and_(is_member, pc.equal(changes["event"], Event.MUTATION))
+        return changes.filter(is_member)
+
+    def to_rows(self, changes: pa.Table, stamp: LoadStamp) -> pa.Table:
+        """Return the rows of the newest changes of documents.
+
+        Args:
+            changes: rows in MERGE_SCHEMA.
+            stamp: the merge that writes the rows.
+
+        Returns:
+            Rows with `columns`.
+        """
+        changes, columns = self.select_documents(changes), self.columns
+        is_deleted = pc.not_equal(changes["event"], Event.MUTATION)
+        values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
+        fields, rest = parse(values, self.fields)
+        changed_at = _read_times(changes["cas"])
+        key, key_bytes = to_key_columns(changes)
+        found = {
+            KEY: key,
+            "_key_bytes": key_bytes,
+            "_rest": rest,
+            "_changed_at": changed_at,
+            "_loaded_at": pa.repeat(pa.scalar(stamp.at, _TIME), changes.num_rows),
+            "_batch": pa.repeat(pa.scalar(stamp.batch, pa.int64()), changes.num_rows),
+            "_deleted": is_deleted,
+            "_deleted_at": pc.if_else(is_deleted, changed_at, pa.scalar(None, _TIME)),
+        }
+        found |= {f"_{name}": changes[name] for name in ("collection_id", *POSITION)}
+        parts = self.key.split_keys(key.combine_chunks()).columns
+        found |= {part.name: column for part, column in zip(self.key.parts, parts, strict=True)}
+        spelled = _spell_fields(self.fields)
+        found |= {
+            field.name: _rename_fields(column, field.type)
+            for field, column in zip(spelled, fields.flatten(), strict=True)
+        }
+        return pa.table([found[name] for name in columns.names], schema=columns)
+
+
+def _spell_fields(fields: Iterable[pa.Field]) -> list[pa.Field]:
+    """Return fields with the names of columns, at all levels."""
+    found = list(fields)
+    columns = spell_columns([field.name for field in found])
+    return [pa.field(column, _spell_type(field.type)) for column, field in zip(columns, found, strict=True)]
+
+
+def _spell_type(of: pa.DataType) -> pa.DataType:
+    if pa.types.is_struct(of):
+        return pa.struct(_spell_fields(of))
+    return pa.list_(_spell_type(of.value_type)) if pa.types.is_list(of) else of
+
+
+def _rename_fields(values: pa.Array, of: pa.DataType) -> pa.Array:
+    """Return values in a type that differs in names alone."""
+    if values.type == of:
+        return values
+    if pa.types.is_struct(of):
+        children = [_rename_fields(child, field.type) for child, field in zip(values.flatten(), of, strict=True)]
+        return pa.StructArray.from_arrays(children, fields=list(of), mask=values.is_null())
+    ends = np.cumsum(pc.fill_null(pc.list_value_length(values), 0))
+    offsets = pa.array(np.concatenate([[0], ends]), pa.int32())
+    elements = _rename_fields(values.flatten(), of.value_type)
+    return pa.ListArray.from_arrays(offsets, elements, type=of, mask=values.is_null())
+
+
+def _read_times(cas: pa.ChunkedArray) -> pa.Array:
+    """Return the times of hybrid clocks, null for all other numbers. The low 16 bits are a counter."""
+    clocks = pc.fill_null(cas, 0).to_numpy()
+    is_time = (clocks > OLDEST_CAS) & (clocks < NEWEST_CAS)
+    return pa.array((clocks & ~0xFFFF) // 1000, _TIME, mask=~is_time, from_pandas=False)
