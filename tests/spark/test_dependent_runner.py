@@ -14,6 +14,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.registry import AT_ONCE
 from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.reading.lake_readers import count_rows
@@ -21,7 +22,7 @@ from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
 from penstock.spark.pipeline.run import dependent_runner
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner, DependentTask
-from penstock.spark.pipeline.run.dependent_tasks import create_current_task, create_tasks
+from penstock.spark.pipeline.run.dependent_tasks import create_table_tasks, create_tasks
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.run.source_run import SourceRun
 from penstock.spark.pipeline.state import run_state as control
@@ -49,6 +50,10 @@ def changes(first: int, behind: int, vbucket: int = 1):
     return [row(vbucket, seqno, b"key %d" % seqno, b'{"abv": %d}' % seqno) for seqno in range(first, behind)]
 
 
+def create_current_task(lake: Lake, policy: MergePolicy = PATIENT) -> DependentTask:
+    return create_table_tasks([describe_current(lake)], policy)[0]
+
+
 def add_pending(meter: ChangelogMeter, *tasks: DependentTask) -> None:
     files = meter.update()
     for task in tasks:
@@ -57,7 +62,7 @@ def add_pending(meter: ChangelogMeter, *tasks: DependentTask) -> None:
 
 def test_missing_table_is_merged_at_once_and_later_by_policy(lake):
     append(lake, 0, changes(1, 11))
-    meter, task = ChangelogMeter(lake), create_current_task(lake, PATIENT)
+    meter, task = ChangelogMeter(lake), create_current_task(lake)
     assert (task.progress.version, task.progress.pending, meter.total_rows) == (-1, 10, 10)
     assert task.is_due(0.0)
     task.run()
@@ -76,7 +81,7 @@ def test_missing_table_is_merged_at_once_and_later_by_policy(lake):
 
 def test_rows_are_those_of_the_table_and_applied_rows_those_of_the_changelog(lake):
     append(lake, 0, [*changes(1, 11), row(1, 20, b"key 1", b"{}"), row(1, 21, b"key 2", event="deletion")])
-    task = create_current_task(lake, PATIENT)
+    task = create_current_task(lake)
     before = task.progress.rows
     task.run()
     assert (before, task.progress.rows, task.progress.applied_rows) == (None, 9, 12)
@@ -89,20 +94,20 @@ def test_rows_are_those_of_the_table_and_applied_rows_those_of_the_changelog(lak
     assert shown[prefix + "rows", "current"] == 9
     assert shown[prefix + "applied_rows_total", "current"] == 12
     assert (prefix + "rows", "cache") not in shown
-    assert create_current_task(lake, PATIENT).progress.rows == 9  # the next run
+    assert create_current_task(lake).progress.rows == 9  # the next run
 
 
 def test_pending_changes_are_known_to_the_next_run(lake):
     append(lake, 0, changes(1, 11))
-    create_current_task(lake, PATIENT).run()
+    create_current_task(lake).run()
     append(lake, 1, changes(11, 41))
-    assert create_current_task(lake, PATIENT).progress.pending == 30
+    assert create_current_task(lake).progress.pending == 30
 
 
 @pytest.mark.long
 def test_idle_table_advances_its_version(lake):
     append(lake, 0, changes(1, 11))
-    meter, task = ChangelogMeter(lake), create_current_task(lake, PATIENT)
+    meter, task = ChangelogMeter(lake), create_current_task(lake)
     task.run()
     for batch in range(1, 65):
         append(lake, batch, [])
@@ -116,11 +121,11 @@ def test_idle_table_advances_its_version(lake):
 
 def test_finish_applies_only_pending_changes(lake):
     append(lake, 0, changes(1, 11))
-    task = create_current_task(lake, PATIENT)
+    task = create_current_task(lake)
     task.run()
     append(lake, 1, changes(11, 21))
     for _ in range(2):
-        runner = DependentRunner([task := create_current_task(lake, PATIENT)])
+        runner = DependentRunner([task := create_current_task(lake)])
         runner.start()
         runner.finish()
         assert runner.wait(PATIENCE)
@@ -196,7 +201,11 @@ def test_failure_of_current_ends_the_run(lake):
     append(lake, 0, changes(1, 11))
     lake.current_table.path.write_text("not a table")
     task = DependentTask(
-        "current", "current", lambda: create_current_task(lake, PATIENT).progress.version, AT_ONCE, is_vital=True
+        "current",
+        "current",
+        lambda: create_current_task(lake).progress.version,
+        AT_ONCE,
+        is_vital=True,
     )
     task.set_position(-1, 0, lake.changelog_table.list_files(lake.changelog_table.open()))
     runner = DependentRunner([task], 0.01)
@@ -246,7 +255,7 @@ def test_a_lake_without_a_run(lake):
     found = read_status(lake)
     assert (found.state, found.pid, found.changelog, found.dependents) == ("new", None, None, ())
     append(lake, 0, [*changes(1, 11), rollback(1, 4, 1)])
-    create_current_task(lake, PATIENT).run()
+    create_current_task(lake).run()
     append(lake, 1, changes(11, 14))
     found = read_status(lake)
     shown = found.to_dict()
@@ -355,7 +364,7 @@ def test_reset_removes_the_named_tables(lake):
     assert [each.name for each in read_status(lake).dependents] == ["current"]
     remove_tables(plan_removal(lake, ["current"]))
     assert read_status(lake).dependents == ()
-    create_current_task(lake, PATIENT).run()
+    create_current_task(lake).run()
     assert count_rows(lake.current_table) == 10
     remove_tables(plan_removal(lake, []))
     assert [path.name for path in lake.path.iterdir()] == ["_lock"]

@@ -94,6 +94,8 @@ login = "viewer.json"
 port = 9100
 """
 
+TABLE = '\n[[table]]\ncollection = "ales"\n'
+TYPED = 'schema = "n BIGINT"\n'
 BACK = '\n[[sink]]\nkind = "bucket"\nname = "s"\nurl = "couchbase://127.0.0.1:11210/beer"\n'
 SMALL = 'lake = "lake"\n[source.beer]\nurl = "couchbase://127.0.0.1/beer"\n'
 
@@ -230,6 +232,34 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         ),
         (SMALL + '[[fulltext]]\nname = "i"\npaths = ["a", "b["]', "[[fulltext]] 1 the path is 'b['; expected names"),
         (SMALL + '[[fulltext]]\nname = "i"\npaths = []', "[[fulltext]] 1 paths is an empty list, expected a list of"),
+        (SMALL + TABLE + 'schema = "n INTT"', "[[table]] 1 schema 'n INTT' has 'INTT' where BOOLEAN, TINYINT"),
+        (SMALL + TABLE, "[[table]] 1 has no schema"),
+        (SMALL + TABLE + TYPED + 'mode = "history"', "[[table]] 1 mode is 'history', expected 'current'"),
+        (SMALL + TABLE + TYPED + 'deletes = "keep"', "deletes is 'keep', expected 'remove' or 'mark'"),
+        (SMALL + TABLE + TYPED + 'metadata = ["cas"]', "metadata has 'cas', expected some of changed_at, loaded_at"),
+        (SMALL + TABLE + TYPED + 'key = "{n}"', "key is '{n}', where 'n' is no column with its type; expected such as"),
+        (SMALL + TABLE + TYPED + 'key = "n BIGINT"', "column 'n' is in schema and in key 'n BIGINT', expected another"),
+        (SMALL + TABLE + TYPED + 'name = "a b"', "the name of the table is 'a b', expected 1 to 64 letters"),
+        (SMALL + TABLE + TYPED + 'name = "changelog"', "name is 'changelog', which is a table of the lake"),
+        (SMALL + TABLE.replace("ales", "a.b.c") + TYPED, "collection 'a.b.c', expected name or scope.name"),
+        (SMALL + TABLE + TYPED + TABLE + TYPED, "[[table]] 2 name is 'ales', and so is that of [[table]] 1"),
+        (
+            SMALL + TABLE + TYPED + TABLE.replace("ales", "Ales") + TYPED,
+            "[[table]] 2 name is 'Ales', beside 'ales'; expected names that differ without case",
+        ),
+        (
+            SMALL + 'collections = ["a.b", "c"]' + TABLE + TYPED,
+            "collection is '_default.ales', which the source does not read; expected one of a.b, _default.c",
+        ),
+        (
+            SMALL + 'scope = "a"' + TABLE.replace("ales", "b.ales") + TYPED,
+            "collection is 'b.ales', which the source does not read; expected one of a.*",
+        ),
+        (
+            SMALL + 'protocol = "upr"' + TABLE + TYPED,
+            "collection is 'ales', and protocol is 'upr', which does not support collections; expected '_default'",
+        ),
+        (SMALL + "keys_only = true" + TABLE + TYPED, "[[table]] 1 needs values, and the source has keys_only"),
         (SMALL + 'where = " "', "[source.beer] where is ' ', expected a condition in SQL"),
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
         (SMALL + '[[sink]]\nkind = "mail"', "[[sink]] 1 kind is 'mail', expected 'invalidate' or 'bucket'"),
@@ -256,6 +286,25 @@ def test_errors_name_their_place(parse, tmp_path, text, sentence):
         parse(text)
     assert str(raised.value).startswith(f"{tmp_path / 'pipeline.toml'}: ")
     assert sentence in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("lines", "collection", "name"),
+    [
+        ("", "ales", "ales"),
+        ("", "brewing.ales", "brewing_x2e_ales"),
+        ('scope = "brewing"', "ales", "ales"),
+        ('scope = "brewing"', "brewing.ales", "brewing_x2e_ales"),
+        ('collections = ["ales", "brewing.ales"]', "brewing.ales", "brewing_x2e_ales"),
+        ('protocol = "upr"', "_default", "default"),
+    ],
+)
+def test_a_table_is_named_like_its_collection(parse, lines, collection, name):
+    found = parse(SMALL + lines + TABLE.replace("ales", collection) + TYPED)
+    (table,) = found.list_dependents(found.sources[0])
+    scope = "brewing" if "brewing" in lines + collection else "_default"
+    assert (table.name, table.find_collection()) == (name, (scope, collection.rpartition(".")[2]))
+    assert (table.make_shape().scope, table.make_shape().collection) == table.find_collection()
 
 
 def test_a_sink_may_write_a_collection_that_its_source_does_not_read(parse):

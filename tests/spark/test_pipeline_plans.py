@@ -31,6 +31,13 @@ def where(text: str) -> str:
     return f"{SCHEMA}where = {json.dumps(text)}\n"
 
 
+TABLE = """
+[[table]]
+collection = "ales"
+schema = "abv DOUBLE"
+"""
+
+
 def sql(text: str, **keys: str) -> str:
     return SINK + "".join(f"{name} = {json.dumps(value)}\n" for name, value in {"sql": text, **keys}.items())
 
@@ -100,6 +107,8 @@ REFUSED = [
     (SINK + 'collection = "ale"\n', "no collection '_default.ale'"),
     (SINK + 'scope = "brewing"\n', "no scope 'brewing'"),
     (SINK + 'conflict_resolution = "lww"\n', "conflict_resolution is 'lww', and that of "),
+    (TABLE, "[[table]] ales collection is '_default.ales', but the bucket has no collection '_default.ales'"),
+    (TABLE.replace('"ales"', '"brewing.ales"'), "collection is 'brewing.ales', but the bucket has no scope 'brewing'"),
     (sql("SELEC * FROM changes"), "PARSE_SYNTAX_ERROR"),
     (sql("DROP VIEW changes"), "PARSE_SYNTAX_ERROR"),
     (sql("SELECT * FROM changes; SELECT 1"), "PARSE_SYNTAX_ERROR"),
@@ -139,6 +148,7 @@ FINE = [
     sql("SELECT * EXCEPT (value), upper(decode(value, 'utf-8')) AS value FROM changes -- all"),
     sql("SELECT key, value, cas, rev_seqno FROM changes"),
     SINK,
+    TABLE.replace("ales", "_default"),
     source("two", url="{copy}"),
 ]
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, is_typeddict
 
 from penstock.cli.outputs import bucket_outputs as bucket
 from penstock.cli.outputs import cluster_outputs as cluster
+from penstock.cli.outputs import maintenance_outputs as maintenance
 from penstock.cli.outputs import node_outputs as node
 from penstock.cli.outputs import pipeline_outputs as pipeline
 from penstock.client.cluster.cluster_differences import ClusterDifference
@@ -84,10 +85,10 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "pipeline stop": _lines(pipeline.StoppedLake),
     "pipeline reset": _lines(pipeline.ResetPath),
     "pipeline show": _lines(pipeline.TableRow),
-    "pipeline compact": _lines(pipeline.MaintenanceLine),
-    "pipeline vacuum": _lines(pipeline.MaintenanceLine),
-    "pipeline retain": _lines(pipeline.RetentionLine),
-    "pipeline erase": _lines(pipeline.ErasureLine),
+    "pipeline compact": _lines(maintenance.MaintenanceLine),
+    "pipeline vacuum": _lines(maintenance.MaintenanceLine),
+    "pipeline retain": _lines(maintenance.RetentionLine),
+    "pipeline erase": _lines(maintenance.ErasureLine),
     "pipeline resnapshot": _one(pipeline.ResnapshotSummary),
     "pipeline find": _lines(pipeline.FoundEntry),
     "pipeline search": _lines(pipeline.FoundEntry),

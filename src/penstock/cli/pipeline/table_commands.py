@@ -156,7 +156,8 @@ def _print_report(
     if as_json:
         print_text(format_json_line({"source": source, **asdict(report)}))
         return
-    for name, each in {"changelog": report.changelog, "current": report.current, **report.indexes}.items():
+    parts = {"changelog": report.changelog, "current": report.current, **report.tables, **report.indexes}
+    for name, each in parts.items():
         head = name if source is None else f"{source} {name}"
         before, after = f"{each.files_before:,} ({format_size(each.bytes_before)})", f"{each.files_after:,}"
         line = f"{head:<12} {before} to {after} ({format_size(each.bytes_after)}) {noun}"

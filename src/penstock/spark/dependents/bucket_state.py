@@ -13,7 +13,12 @@ from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.client.bucket_identity import BucketIdentity, read_identity
 from penstock.client.connect.address import Address
-from penstock.client.feeds.collection_selection import CollectionFilter, CollectionSelection, parse_manifest
+from penstock.client.feeds.collection_selection import (
+    DEFAULT_COLLECTIONS,
+    CollectionFilter,
+    CollectionSelection,
+    parse_manifest,
+)
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import AccessDenied, Error, KeyNotFound, UnsupportedServer, UsageError
 
@@ -79,6 +84,10 @@ class BucketAnswers:
         """Open a change stream at its end. A node refuses it for a scope or collection that does not exist."""
         self._run(_open_empty_stream(self._limit(address), vbucket), address)
 
+    def check_collection(self, address: Address, scope: str, collection: str) -> None:
+        """Check that a bucket has a collection. Raises NoSuchCollection if it lacks the collection."""
+        self._run(_check_names(self._limit(address), CollectionSelection(scope, (collection,))), address)
+
     def ask_target(self, address: Address, scope: str | None, collection: str | None, rule: str | None) -> BucketState:
         """Return the state of a bucket that is written, and check that it can take the changes.
 
@@ -128,6 +137,14 @@ async def _open_empty_stream(address: Address, vbucket: int) -> None:
     async with Bucket(address) as bucket:
         async for _ in bucket.batches("now", "now", [vbucket]):
             pass
+
+
+async def _check_names(address: Address, selection: CollectionSelection) -> None:
+    """Check that a bucket has the selected scope and collections, as `CollectionSelection.check_names` does."""
+    async with Bucket(address) as bucket:
+        manifests = await bucket.node_reports.manifests()
+        known = max(map(parse_manifest, manifests), key=lambda each: each.uid, default=None)
+        selection.check_names(known or DEFAULT_COLLECTIONS)
 
 
 async def _check_target(address: Address, scope: str | None, collection: str | None, rule: str | None) -> BucketState:

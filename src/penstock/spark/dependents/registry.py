@@ -106,6 +106,7 @@ class DependentKind(ABC):
         is_local: True if the result lies in the lake. Such dependents share a thread, and the status shows their size.
             False if the dependent sends to another system, which may be slow or unreachable.
         question: the command that reads the dependent, None without one.
+        needs_values: whether the source must have the values of documents.
         name: the dependent's name, unique in a lake.
         source: the name of the source whose changelog it follows, needed if there are several sources.
     """
@@ -116,6 +117,7 @@ class DependentKind(ABC):
     order: ClassVar[int]
     is_local: ClassVar[bool] = True
     question: ClassVar[Question | None] = None
+    needs_values: ClassVar[bool] = False
 
     name: str
     source: str | None = None
@@ -179,6 +181,10 @@ class DependentKind(ABC):
         Returns:
             A line about the system; None for a dependent whose result lies in the lake.
         """
+        return None
+
+    def find_collection(self) -> tuple[str, str] | None:
+        """Return scope and name of the collection that the bucket must have before the first run, None for none."""
         return None
 
     def check_source(self, source: Address) -> None:

@@ -1,7 +1,7 @@
 """Compaction: joins small files of a lake's tables.
 
 Compaction may run beside a pipeline. The rows move into other files, and the commits declare that no row changed, so
-dependents of the changelog skip them. Only changelog files that current and all dependents have applied are joined; a
+dependents of the changelog skip them. Only changelog files that all tables and dependents have applied are joined; a
 dependent may be about to read the others. Each vbucket range has its own commit. A killed process loses the work on one
 range at most, and leaves files that `vacuum` removes.
 """
@@ -11,14 +11,24 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from itertools import groupby
 
 from penstock.argument_types import check_arguments
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.current.document_table import CURRENT, DocumentTable
+from penstock.spark.lake.current.typed_table import list_document_tables
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, DataFile, RangeWriter, match_types
+from penstock.spark.lake.tables.data_files import (
+    CHANGE_LAYOUT,
+    RANGE_COLUMN,
+    DataFile,
+    ParquetLayout,
+    RangeWriter,
+    match_types,
+)
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 from penstock.spark.storage.object_files import open_parquet
@@ -30,6 +40,7 @@ __all__ = [
     "list_applied_files",
     "maintain_changelog",
     "make_maintenance_transaction",
+    "make_merge_transaction",
     "rewrite_range",
 ]
 
@@ -51,14 +62,14 @@ class CompactionConflict(Error):
 
 @check_arguments
 def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> MaintenanceReport:
-    """Join small files of both tables. Raises CompactionConflict if other processes keep changing a table.
+    """Join small files of all tables. Raises CompactionConflict if other processes keep changing a table.
 
     Args:
         lake: the lake of the tables.
         applied: for each dependent the changelog id and version that it has applied. Newer changelog files stay.
 
     Returns:
-        Files and bytes of both tables, before and after.
+        Files and bytes of the tables, before and after.
 
     Raises:
         UsageError: the lake has no changelog.
@@ -68,27 +79,37 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
         raise UsageError(f"there is no table at {lake.changelog_table.path}; expected the lake of a pipeline that ran")
     lake.changelog_table.check_versions()
     lake.changelog_table.refuse_foreign_changes(opened)
-
-    def group_current_files(table: TableVersion) -> list[list[DataFile]]:
-        return (
-            group_small_files(lake.current_table.list_files(table))
-            if read_merged_version(lake, lake.current_table, table) is not None
-            else []
-        )
-
-    return MaintenanceReport(
-        _compact_table(
-            lake.changelog_table,
-            lambda table: group_small_files(list_applied_files(lake, table, applied)),
-            make_maintenance_transaction,
-        ),
-        # A merge commits with the same transaction. So if a merge and a compaction run at once, one fails.
-        _compact_table(
-            lake.current_table,
-            group_current_files,
-            lambda table: read_merged_version(lake, lake.current_table, table) or make_maintenance_transaction(table),
-        ),
+    changelog = _compact_table(
+        lake.changelog_table,
+        lambda table: group_small_files(list_applied_files(lake, table, applied)),
+        make_maintenance_transaction,
+        _rewrite_files,
     )
+    tables = {target.name: _compact_documents(target) for target in list_document_tables(lake)}
+    return MaintenanceReport(changelog, tables.pop(CURRENT, TableReport()), tables)
+
+
+def _compact_documents(target: DocumentTable) -> TableReport:
+    """Join small files of a table of documents.
+
+    Returns:
+        Files and bytes of the table, before and after.
+    """
+
+    def choose_groups(opened: TableVersion) -> list[list[DataFile]]:
+        is_known = read_merged_version(target.lake, target.table, opened) is not None
+        return group_small_files(target.table.list_files(opened)) if is_known else []
+
+    transaction, rewrite = partial(make_merge_transaction, target), partial(_rewrite_files, layout=target.layout)
+    return _compact_table(target.table, choose_groups, transaction, rewrite)
+
+
+def make_merge_transaction(target: DocumentTable, opened: TableVersion) -> tuple[str, int]:
+    """Return the transaction of a commit that replaces files of a table of documents.
+
+    A merge commits with the same transaction. So if both run at once, one fails.
+    """
+    return read_merged_version(target.lake, target.table, opened) or make_maintenance_transaction(opened)
 
 
 def maintain_changelog(lake: LakeDirectory) -> bool:
@@ -115,6 +136,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
                 table,
                 lambda opened: group_small_files(list_applied_files(lake, opened, ()), is_tiered=True),
                 make_maintenance_transaction,
+                _rewrite_files,
             )
     table.remove_unused_files(KEEP_HOURS, only_replaced=True)
     return are_many
@@ -152,14 +174,15 @@ def group_small_files(files: Iterable[DataFile], *, is_tiered: bool = False) -> 
 def list_applied_files(
     lake: LakeDirectory, table: TableVersion, applied: Iterable[tuple[str, int] | None]
 ) -> list[DataFile]:
-    """Return the changelog's files that current and all dependents have applied.
+    """Return the changelog's files that the tables of documents and all dependents have applied.
 
     A dependent may have applied nothing, or a version that is too old to continue. Such a dependent reads all files, so
     it excludes none.
     """
     lake.changelog_table.refuse_foreign_changes(table)
     changelog_id = lake.changelog_table.read_id(table)
-    known = [read_merged_version(lake, lake.current_table, lake.current_table.open()), *applied]
+    merged = (read_merged_version(lake, each.table, each.table.open()) for each in list_document_tables(lake))
+    known = [*merged, *applied]
     versions = sorted(one[1] for one in known if one is not None and one[0] == changelog_id)
     deltas = (lake.changelog_table.list_added_since(table, version) for version in versions)
     # The oldest version with a complete log decides: it lacks every file that a newer version lacks.
@@ -176,6 +199,7 @@ def _compact_table(
     table: AnyTable,
     choose_groups: Callable[[TableVersion], list[list[DataFile]]],
     transaction: Callable[[TableVersion], tuple[str, int]],
+    rewrite: Callable[[AnyTable, Sequence[DataFile]], list[DataFile]],
 ) -> TableReport:
     """Join files of all ranges, one commit for each range.
 
@@ -183,6 +207,7 @@ def _compact_table(
         table: the table.
         choose_groups: returns the groups of files to join in a version of the table.
         transaction: returns application id and version for a commit on a version of the table.
+        rewrite: writes and returns the new files of one group.
 
     Returns:
         Files and bytes of the table, before and after.
@@ -192,7 +217,7 @@ def _compact_table(
         return TableReport()
     before = table.list_files(opened)
     for part in sorted({file.vbucket_range for file in before}):
-        rewrite_range(table, part, choose_groups, _rewrite_files, transaction)
+        rewrite_range(table, part, choose_groups, rewrite, transaction)
     opened = table.open() or opened
     after = table.list_files(opened)
     return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
@@ -246,10 +271,11 @@ def rewrite_range(
     )
 
 
-def _rewrite_files(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
+def _rewrite_files(table: AnyTable, group: Sequence[DataFile], layout: ParquetLayout = CHANGE_LAYOUT) -> list[DataFile]:
     """Return new files with the rows of the given files, in their order."""
     schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
-    with RangeWriter(table.write_root, group[0].vbucket_range, schema, table.name_joined(group)) as writer:
+    root, joined = table.write_root, table.name_joined(group)
+    with RangeWriter(root, group[0].vbucket_range, schema, joined, layout=layout) as writer:
         for path in table.list_paths(group):
             with open_parquet(path, is_sequential=True) as file:
                 for number in range(file.num_row_groups):

@@ -7,25 +7,30 @@ until vacuum removes them, since readers may have them open.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
-from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.changelog.changelog_delta import RangeDelta
+from penstock.spark.lake.current.document_table import DocumentTable
 from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
-from penstock.spark.lake.maintenance.lake_compaction import make_maintenance_transaction, rewrite_range
-from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, parse_write_time
+from penstock.spark.lake.maintenance.lake_compaction import (
+    make_maintenance_transaction,
+    make_merge_transaction,
+    rewrite_range,
+)
+from penstock.spark.lake.tables.data_files import STATISTICS, DataFile, RangeWriter, match_types, parse_write_time
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
-from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.storage.object_client import repeat_cut_request
 from penstock.spark.storage.object_files import open_parquet, read_parquet, replace_parquet
 from penstock.spark.storage.object_path import LakePath, ObjectPath
@@ -33,15 +38,18 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = [
     "ErasedPart",
+    "count_documents",
     "erase_changelog",
-    "erase_current",
     "erase_letters",
+    "erase_table",
     "list_changelog_paths",
     "remove_old_logs",
     "trim_foreign_log",
 ]
 
 _MARK_COLUMNS = ["vbucket", "collection_id", "key", "event"]
+_POSITION_NAMES = {prefix + name for prefix in ("", "_") for name in STATISTICS}
+"""Columns of Penstock's own statistics, in the changelog, in current, and in typed tables."""
 _LOG_NAME = re.compile(r"(\d{20})\.")
 """The start of the name of a commit or a checkpoint in a Delta log."""
 
@@ -51,7 +59,7 @@ class ErasedPart:
     """The part of an erasure in one table or index.
 
     Attributes:
-        table: "changelog", "current", the name of the index, or the directory of dead letters.
+        table: "changelog", "current", the name of the typed table or index, or the directory of dead letters.
         kind: its kind.
         rows: erased rows.
         files: files that were rewritten.
@@ -205,39 +213,42 @@ def _erase_plain_changelog(lake: LakeDirectory, erased: ErasedDocuments) -> Eras
     return ErasedPart("changelog", "changelog", rows, files)
 
 
-# The current table
+# The tables of documents
 
 
-def erase_current(lake: LakeDirectory, erased: ErasedDocuments) -> ErasedPart:
-    """Remove the documents from the current table, which must have merged the whole changelog.
+def count_documents(target: DocumentTable, file: DataFile, delta: RangeDelta) -> int:
+    """Return the number of rows of a file that a delta voids."""
+    with open_parquet(target.table.path / file.path) as opened:
+        return int(delta.mark_outdated(target.read_lookup(opened)).true_count)
+
+
+def erase_table(target: DocumentTable, erased: ErasedDocuments) -> ErasedPart:
+    """Remove the documents from a table of documents, which must have merged the whole changelog.
 
     Args:
-        lake: the lake of the table.
+        target: the table.
         erased: the documents.
 
     Returns:
         Rows and files.
     """
-    table, delta = lake.current_table, erased.to_delta()
+    delta = erased.to_delta()
 
     def count_rows(file: DataFile) -> int:
-        keys = match_types(read_parquet(table.path / file.path, list(LOOKUP_COLUMNS)), CURRENT_COLUMNS)
-        return int(pc.sum(delta.mark_outdated(keys)).as_py() or 0)
+        return count_documents(target, file, delta)
 
     def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
-        with RangeWriter(table.path, group[0].vbucket_range, CURRENT_COLUMNS) as writer:
+        columns = target.columns
+        with RangeWriter(table.path, group[0].vbucket_range, columns, layout=target.layout) as writer:
             for file in group:
                 with open_parquet(table.path / file.path) as old:
                     for number in range(old.num_row_groups):
-                        rows = match_types(old.read_row_group(number, columns=CURRENT_COLUMNS.names), CURRENT_COLUMNS)
-                        writer.write(rows.filter(pc.invert(delta.mark_outdated(rows))))
+                        rows = match_types(old.read_row_group(number, columns=columns.names), columns)
+                        writer.write(rows.filter(pc.invert(delta.mark_outdated(target.rename_lookup(rows)))))
             return writer.close()
 
-    # A merge commits with the same transaction. So if a merge and an erasure run at once, one fails.
-    def transaction(opened: TableVersion) -> tuple[str, int]:
-        return read_merged_version(lake, table, opened) or make_maintenance_transaction(opened)
-
-    return _erase_ranges(table, "current", count_rows, rewrite, transaction, rows_change=True)
+    transaction = partial(make_merge_transaction, target)
+    return _erase_ranges(target.table, target.name, count_rows, rewrite, transaction, rows_change=True)
 
 
 # Logs and dead letters
@@ -264,10 +275,10 @@ def remove_old_logs(table: DeltaLakeTable) -> None:
 def trim_foreign_log(table: AnyTable) -> None:
     """Remove old logs if another program has joined files: it writes statistics of keys and values.
 
-    Penstock's own commits of the changelog and of current have statistics of numbers alone.
+    Penstock's own commits of these tables have statistics of numbers alone.
 
     Args:
-        table: the changelog or the current table.
+        table: the changelog, or a table of documents.
     """
     if not isinstance(table, DeltaLakeTable):
         return
@@ -277,12 +288,15 @@ def trim_foreign_log(table: AnyTable) -> None:
 
 
 def _has_value_statistics(path: LakePath) -> bool:
+    """Return whether a file of a log has the least or greatest value of a column beyond those of positions."""
     if path.name.endswith(".json"):
-        text = path.read_text()
+        actions = [json.loads(line) for line in path.read_text().splitlines()]
+        found = [action["add"].get("stats") for action in actions if "add" in action]
     else:
-        added = read_parquet(path, ["add.stats"])["add"].combine_chunks()
-        text = "".join(each for each in added.field("stats").to_pylist() if each)
-    return re.search(r'(min|max)Values\\?":\s*\{[^}]*\\?"(key|key_bytes|value)\\?"', text) is not None
+        found = read_parquet(path, ["add.stats"])["add"].combine_chunks().field("stats").to_pylist()
+    statistics = [json.loads(text) for text in found if text]
+    names = {name for each in statistics for kind in ("minValues", "maxValues") for name in each.get(kind) or ()}
+    return not names <= _POSITION_NAMES
 
 
 def erase_letters(directory: LakePath, erased: ErasedDocuments) -> ErasedPart:

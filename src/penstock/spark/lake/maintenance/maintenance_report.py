@@ -23,10 +23,12 @@ class MaintenanceReport:
     """Files and bytes of each table that maintenance found and left.
 
     Attributes:
-        changelog, current: the tables.
+        changelog, current: these tables.
+        tables: the typed tables by name.
         indexes: the indexes by name, where they were maintained too.
     """
 
     changelog: TableReport
     current: TableReport
+    tables: Mapping[str, TableReport] = field(default_factory=dict)
     indexes: Mapping[str, TableReport] = field(default_factory=dict)

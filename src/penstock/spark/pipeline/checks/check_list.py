@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from functools import partial
 
-from penstock.errors import UsageError
+from penstock.errors import NoSuchCollection, UsageError
 from penstock.spark.dependents.bucket_state import BucketState
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.reading.lake_positions import read_planned_end
@@ -60,12 +60,16 @@ def _list_source_checks(definition: PipelineDefinition, place: SourceLake) -> It
     elif source.value_schema == INFERRED:
         yield Check(f"{_name(source)}value_schema", source, partial(_ask_fields, source, lake), login)
     for each in definition.list_dependents(source):
-        yield from _list_dependent_checks(source, options, each)
+        yield from _list_dependent_checks(source, options, lake, each)
 
 
 def _list_dependent_checks(
-    source: SourceDefinition, options: SourceOptions, dependent: DependentKind
+    source: SourceDefinition, options: SourceOptions, lake: LakeDirectory, dependent: DependentKind
 ) -> Iterator[Check]:
+    if (collection := dependent.find_collection()) is not None:
+        login = need_login(options.login_runs_program)
+        find = partial(_ask_collection, dependent, collection, options, lake)
+        yield Check(f"{_name(dependent)}the collection", source, find, login)
     if not dependent.is_local:
         login = need_login(options.login_runs_program or dependent.login_runs_program)
         ask = partial(_ask_target, dependent, options)
@@ -161,6 +165,26 @@ def _ask_filter(source: SourceDefinition, lake: LakeDirectory, context: CheckCon
 
 def _ask_fields(source: SourceDefinition, lake: LakeDirectory, context: CheckContext) -> None:
     context.find_fields(source, lake)
+
+
+def _ask_collection(
+    dependent: DependentKind,
+    collection: tuple[str, str],
+    options: SourceOptions,
+    lake: LakeDirectory,
+    context: CheckContext,
+) -> None:
+    """Check that the bucket has a collection. Later, a run continues without a collection that was dropped.
+
+    Raises:
+        UsageError: the bucket lacks it.
+    """
+    if dependent.open(lake).position() is not None:
+        return
+    try:
+        context.buckets.check_collection(options.address, *collection)
+    except NoSuchCollection as error:
+        raise UsageError(f"{_name(dependent)}collection is {'.'.join(collection)!r}, but {error}") from None
 
 
 def _ask_target(dependent: DependentKind, options: SourceOptions, context: CheckContext) -> str | None:

@@ -3,6 +3,7 @@
     lake = "./lake"
     [source.NAME]            a bucket or a part of it, by the options of format("dcp") in snake_case
     [tables] [current]       the format of the tables, and when pending changes are merged
+    [[table]]                collections as tables with typed columns
     [[index]] [[fulltext]]   dependents of the changelog: one array of tables for each kind in the registry
     [[sink]]                 other systems that get the changes
     [metrics] [dashboard]    metrics for Prometheus, and the page about the run
@@ -417,6 +418,8 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
             each.check_source(followed.parse_options().place)
         except UsageError as error:
             raise place.make_error(str(error)) from None
+        if each.needs_values and followed.reader_options.get("keys_only") == "true":
+            raise place.make_error("needs values, and the source has keys_only")
         if found.tables.format == "parquet":
             raise place.make_error(
                 "depends on a changelog of plain parquet, which has no versions; expected 'delta' or 'iceberg'"

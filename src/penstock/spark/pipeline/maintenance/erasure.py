@@ -21,13 +21,16 @@ from penstock.errors import UsageError
 from penstock.spark.dependents.dependent import DocumentIndex, catch_up
 from penstock.spark.dependents.registry import list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import IDENTITY_SCHEMA, LOOKUP_COLUMNS
-from penstock.spark.lake.current.current_table import merge_current
+from penstock.spark.lake.current.current_table import merge_tables
+from penstock.spark.lake.current.document_table import CURRENT
+from penstock.spark.lake.current.typed_table import list_document_tables, list_typed_tables
 from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
 from penstock.spark.lake.maintenance.lake_erasure import (
     ErasedPart,
+    count_documents,
     erase_changelog,
-    erase_current,
     erase_letters,
+    erase_table,
     list_changelog_paths,
     trim_foreign_log,
 )
@@ -129,7 +132,7 @@ def _prepare_report(lake: LakeDirectory, selection: DocumentSelection, erased: E
 
 
 def _complete_report(report: ErasureReport, parts: tuple[ErasedPart, ...], *, is_done: bool) -> ErasureReport:
-    existing = sum(part.rows for part in parts if part.table == "current")
+    existing = sum(part.rows for part in parts if part.table == CURRENT)
     return replace(report, existing=existing, parts=parts, is_done=is_done)
 
 
@@ -141,20 +144,20 @@ def _erase_parts(
     Returns:
         The erased parts.
     """
-    indexes = find_index_parts(lake)
-    if lake.current_table.open() is not None:
-        merge_current(lake)
+    indexes, tables = find_index_parts(lake), list_document_tables(lake)
+    merge_tables(tables)
     for _, _, index in indexes:
         catch_up(index, lake)
     after_step("merged")
     parts = [erase_changelog(lake, erased)]
     after_step("changelog")
-    parts.append(erase_current(lake, erased))
-    after_step("current")
+    for target in tables:
+        parts.append(erase_table(target, erased))
+        after_step(target.name)
     for kind, name, index in indexes:
         parts.append(ErasedPart(name, kind, *index.erase_documents(erased.to_delta())))
         after_step(name)
-    for table in (lake.changelog_table, lake.current_table):
+    for table in (lake.changelog_table, *(target.table for target in tables)):
         trim_foreign_log(table)
     parts += [erase_letters(directory, erased) for directory in letters if directory.is_dir()]
     for leftover in lake.path.glob(f"{REMOVED_PREFIX}*"):  # of a reset that was killed
@@ -189,7 +192,7 @@ def _store_unfinished(lake: LakeDirectory, erased: ErasedDocuments) -> None:
 
 
 def _count_rows(lake: LakeDirectory, erased: ErasedDocuments) -> tuple[ErasedPart, ...]:
-    """Return the numbers of rows that an erasure would remove from the changelog and from current."""
+    """Return the numbers of rows that an erasure would remove from the tables."""
     delta, keys = erased.to_delta(), erased.identities["key"].unique()
     changes = open_dataset(list_changelog_paths(lake), CHANGE_SCHEMA).to_table(
         columns=[*IDENTITY_SCHEMA.names, "event"], filter=pc.field("key").isin(keys)
@@ -197,5 +200,9 @@ def _count_rows(lake: LakeDirectory, erased: ErasedDocuments) -> tuple[ErasedPar
     parts = [ErasedPart("changelog", "changelog", int(erased.mark_changes(changes).sum()))]
     if lake.current_table.open() is not None:
         documents = scan_current(lake, LOOKUP_COLUMNS)
-        parts.append(ErasedPart("current", "current", delta.mark_outdated(documents).true_count))
+        parts.append(ErasedPart(CURRENT, CURRENT, delta.mark_outdated(documents).true_count))
+    for typed in list_typed_tables(lake):  # without pending changes
+        target, opened = typed.describe(), typed.open()
+        files = target.table.list_files(opened) if opened is not None else []
+        parts.append(ErasedPart(target.name, target.kind, sum(count_documents(target, f, delta) for f in files)))
     return tuple(parts)

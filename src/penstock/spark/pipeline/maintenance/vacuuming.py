@@ -1,10 +1,12 @@
-"""Vacuum of all tables of a lake: changelog, current and indexes."""
+"""Vacuum of all tables of a lake: changelog, tables of documents, and indexes."""
 
 from __future__ import annotations
 
 from penstock.argument_types import check_arguments
+from penstock.spark.lake.current.document_table import CURRENT
+from penstock.spark.lake.current.typed_table import list_document_tables
 from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS, hold_vacuum_lock, vacuum_table
-from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
+from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.maintenance.erasure import find_index_parts
 from penstock.spark.pipeline.state.lake_files import remove_drafts
@@ -29,10 +31,12 @@ def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool =
         Files and bytes on disk, before and after.
     """
     with hold_vacuum_lock(lake, keep_hours, dry_run=dry_run):
-        changelog, current = (
-            vacuum_table(table, keep_hours, dry_run=dry_run) for table in (lake.changelog_table, lake.current_table)
-        )
+        changelog = vacuum_table(lake.changelog_table, keep_hours, dry_run=dry_run)
+        tables = {
+            target.name: vacuum_table(target.table, keep_hours, dry_run=dry_run)
+            for target in list_document_tables(lake)
+        }
         indexes = {name: index.vacuum(keep_hours, dry_run=dry_run) for _, name, index in find_index_parts(lake)}
         if not dry_run:
             remove_drafts(lake, keep_hours)
-        return MaintenanceReport(changelog, current, indexes)
+        return MaintenanceReport(changelog, tables.pop(CURRENT, TableReport()), tables, indexes)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.changelog.changelog_delta import find_delta
-from penstock.spark.lake.current import current_table
+from penstock.spark.lake.current.current_table import merge_tables, read_merged_version
+from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
@@ -23,7 +26,7 @@ from penstock.spark.storage.object_path import ObjectPath
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["create_current_task", "create_tasks", "initialize_task"]
+__all__ = ["create_table_tasks", "create_tasks", "initialize_task"]
 
 
 def create_tasks(
@@ -33,7 +36,7 @@ def create_tasks(
     spark: SparkSession | None = None,
     guard: Callable[[], None] = lambda: None,
 ) -> list[DependentTask]:
-    """Return the tasks of a source's changelog: the current table, then the dependents.
+    """Return the tasks of a source's changelog: the tables of documents, then the other dependents.
 
     Args:
         definition: the pipeline.
@@ -47,44 +50,52 @@ def create_tasks(
     """
     policy = definition.current.policy
     retention = RetentionTimer(lake, definition.tables.retention)
-    tasks = [create_current_task(lake, policy, retention, guard)] if definition.tables.current else []
-    dependents = definition.list_dependents(source)
-    return tasks + [create_dependent_task(each, lake, policy, spark, guard) for each in dependents]
+    declared = definition.list_dependents(source)
+    tables = [each for each in declared if isinstance(each, TableDefinition)]
+    targets = [describe_current(lake)] if definition.tables.current else []
+    targets += [each.open(lake).describe() for each in tables]
+    others = [each for each in declared if each not in tables]
+    return create_table_tasks(targets, policy, retention, guard) + [
+        create_dependent_task(each, lake, policy, spark, guard) for each in others
+    ]
 
 
-def create_current_task(
-    lake: LakeDirectory,
+def create_table_tasks(
+    targets: Sequence[DocumentTable],
     policy: MergePolicy,
     retention: RetentionTimer | None = None,
     guard: Callable[[], None] = lambda: None,
-) -> DependentTask:
-    """Return the task that merges the current table, and maintains the changelog.
+) -> list[DependentTask]:
+    """Return the tasks that merge the tables of documents, and maintain the changelog.
+
+    The first task that is due merges all tables, so that they share the read of the changelog.
 
     Args:
-        lake: the lake of the tables.
+        targets: the tables of one lake.
         policy: decides when a merge is due.
         retention: drops old versions of the changelog; None for no limit.
         guard: called before each merge; raises LakeRefused once another run has taken over.
 
     Returns:
-        The task with its pending changes set.
+        A task for each table, with its pending changes set.
     """
 
-    def table_rows() -> int:
-        return count_rows(lake.current_table)
-
-    def merge() -> int:
+    def merge(at: int) -> int:
         guard()
-        version = current_table.merge_current(lake).version
+        version = merge_tables(targets)[at].version
         # After the merge, because only applied files may be joined.
-        maintain_changelog(lake)
+        maintain_changelog(targets[at].lake)
         if retention is not None:
             retention.apply()
         return version
 
-    task = DependentTask("current", "current", merge, policy, table_rows=table_rows, is_vital=True)
-    known = current_table.read_merged_version(lake, lake.current_table, lake.current_table.open())
-    return initialize_task(task, lake, known)
+    return [_create_table_task(target, partial(merge, at), policy) for at, target in enumerate(targets)]
+
+
+def _create_table_task(target: DocumentTable, merge: Callable[[], int], policy: MergePolicy) -> DependentTask:
+    rows = partial(count_rows, target.table)
+    task = DependentTask(target.name, target.kind, merge, policy, table_rows=rows, is_vital=True)
+    return initialize_task(task, target.lake, read_merged_version(target.lake, target.table, target.table.open()))
 
 
 def create_dependent_task(

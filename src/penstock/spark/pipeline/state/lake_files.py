@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 
 from penstock.spark.dependents.registry import list_kinds
+from penstock.spark.lake.current.typed_table import DIRECTORY
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME
@@ -58,6 +59,7 @@ _TABLE = "rewrites the files; vacuum removes the old ones"
 _FILES = (
     LakeFile("changelog", "the changelog", "all", _TABLE, is_run_file=False),
     LakeFile("current", "the current table", "all", _TABLE, is_run_file=False),
+    LakeFile(DIRECTORY, "the typed tables", "all", _TABLE, is_run_file=False),
     LakeFile("_checkpoint", "Spark's checkpoint: positions of the query"),
     LakeFile("_pending", "plain Parquet files of a batch that is not committed", "all", "vacuum removes them"),
     LakeFile("_schema.json", "the inferred fields of values", "names of fields", "keeps it: a later run needs it"),
@@ -78,7 +80,7 @@ _FILES = (
 
 def list_lake_files() -> tuple[LakeFile, ...]:
     """Return all files and directories that a lake may have, with those of the dependents' kinds."""
-    directories = dict.fromkeys(kind.directory for kind in list_kinds())
+    directories = dict.fromkeys(kind.directory for kind in list_kinds() if kind.directory != DIRECTORY)
     return _FILES + tuple(
         LakeFile(name, "indexes, and positions of sinks", "all", _TABLE, is_run_file=False) for name in directories
     )

@@ -12,6 +12,8 @@ from typing import Any
 from penstock.spark.dependents.registry import find_kind, list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import read_merged_version
+from penstock.spark.lake.current.document_table import CURRENT
+from penstock.spark.lake.current.typed_table import KIND, list_document_tables
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
@@ -184,13 +186,16 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
 
 
 def list_applied_versions(lake: LakeDirectory) -> list[tuple[str, int]]:
-    """Return changelog id and version that each dependent has applied, by the run's last report."""
+    """Return changelog id and version that each dependent has applied, by the run's last report.
+
+    The tables of documents are left out: they have their versions themselves.
+    """
     state, changelog = read_run_state(lake), lake.changelog_table.open()
     if state is None or changelog is None:
         return []
     dependents = state.progress.get("dependents", ())
     changelog_id = lake.changelog_table.read_id(changelog)
-    return [(changelog_id, each["version"]) for each in dependents if each["kind"] != "current"]
+    return [(changelog_id, each["version"]) for each in dependents if each["kind"] not in (CURRENT, KIND)]
 
 
 def find_run_state(lake: LakeDirectory, state: RunState | None) -> str:
@@ -221,12 +226,15 @@ def _is_alive(pid: int) -> bool:
 
 
 def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
-    if (size := _measure_table(lake.current_table)) is not None:
-        known = read_merged_version(lake, lake.current_table, lake.current_table.open())
+    tables = list_document_tables(lake)
+    for target in tables:
+        known = read_merged_version(lake, target.table, target.table.open())
         delta = find_delta(lake, known)
-        yield DependentStatus("current", "current", known[1] if known else -1, delta.rows if delta else 0, size=size)
+        size, pending = _measure_table(target.table), delta.rows if delta else 0
+        yield DependentStatus(target.name, target.kind, known[1] if known else -1, pending, size=size)
+    measured = {(target.kind, target.name) for target in tables}
     for each in dependents:
-        if each["kind"] == "current":
+        if (each["kind"], each["name"]) in measured or each["kind"] == CURRENT:
             continue
         size = _measure_dependent(lake, each["kind"], each["name"])
         yield DependentStatus(each["name"], each["kind"], each["version"], each["pending"], each["error"], size)

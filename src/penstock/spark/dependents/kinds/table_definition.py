@@ -1,0 +1,137 @@
+"""Typed tables in a pipeline's file: `[[table]]` declares one collection as a plain Delta table with typed columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal, Self
+
+from penstock.client.connect.address import Address
+from penstock.client.feeds.collection_selection import CollectionSelection, qualify_name
+from penstock.errors import UsageError
+from penstock.names import quote_table
+from penstock.spark.dependents.checks import check_declared_name
+from penstock.spark.dependents.registry import DependentKind, register_kind
+from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.current.table_shape import DEFAULT_KEY, DEFAULT_METADATA, METADATA, Deletes, TableShape
+from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.tables.key_pattern import KeyPattern
+from penstock.spark.values.json_types import from_ddl
+from penstock.wire.codec.constants import Dialect
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+__all__ = ["TableDefinition"]
+
+
+@register_kind
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableDefinition(DependentKind):
+    """The table of one collection, with a column for each field of `schema`.
+
+    Attributes:
+        name: the name of the table; by default that of the collection.
+        collection: the collection as `name` or `scope.name`. A name alone is in the scope of the source.
+        schema: the fields with their types, as DDL.
+        key: the column of the document's key, or a pattern with several columns.
+        mode: "current" for one row for each document.
+        deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
+        metadata: names of added columns about each row, without their underscore.
+    """
+
+    title = kind = KIND
+    directory = DIRECTORY
+    order = 5
+    needs_values = True
+
+    name: str = ""
+    collection: str
+    schema: str
+    key: str = DEFAULT_KEY
+    mode: Literal["current"] = "current"
+    deletes: Deletes = "remove"
+    metadata: tuple[str, ...] = DEFAULT_METADATA
+
+    def __post_init__(self) -> None:
+        scope, collection = qualify_name(self.collection)
+        if self.name:
+            check_declared_name("table", self.name)
+        else:
+            object.__setattr__(self, "name", quote_table(scope, collection))
+        if unknown := [name for name in self.metadata if name not in METADATA]:
+            raise UsageError(f"metadata has {unknown[0]!r}, expected some of {', '.join(METADATA)}")
+        self.make_shape()
+
+    def make_shape(self) -> TableShape:
+        """Return the collection and the columns. Raises UsageError for an invalid schema or key."""
+        scope, collection = qualify_name(self.collection)
+        return TableShape(
+            name=self.name,
+            fields=from_ddl(self.schema),
+            scope=scope,
+            collection=collection,
+            key=KeyPattern.parse(self.key),
+            deletes=self.deletes,
+            metadata=self.metadata,
+        )
+
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable:
+        """Return the table in a lake."""
+        return TypedTable(lake, self.make_shape())
+
+    def describe(self) -> str:
+        """Return the collection and the number of columns."""
+        shape = self.make_shape()
+        return f"{shape.scope}.{shape.collection} in {len(shape.columns)} columns"
+
+    def choose_policy(self, merge: MergePolicy) -> MergePolicy:
+        """Return the policy of the current table: both merge together."""
+        return merge
+
+    def find_collection(self) -> tuple[str, str] | None:
+        """Return scope and name of the collection."""
+        return qualify_name(self.collection)
+
+    def bind_source(self, source: Address) -> Self:
+        """Return the declaration with the scope of its source."""
+        if "." in self.collection or not source.options.scope:
+            return self
+        return replace(self, collection=f"{source.options.scope}.{self.collection}")
+
+    def check_source(self, source: Address) -> None:
+        """Check that the source has the collection.
+
+        Raises:
+            UsageError: the source does not read it.
+        """
+        collection = qualify_name(self.collection, source.options.scope)
+        selected = CollectionSelection(source.options.scope, source.options.collections)
+        if source.options.protocol is not Dialect.DCP and collection != qualify_name("_default"):
+            raise UsageError(
+                f"collection is {self.collection!r}, and protocol is {source.options.protocol.value!r}, which does not"
+                " support collections; expected '_default'"
+            )
+        if not _is_selected(collection, selected):
+            names = [".".join(name) for name in selected.list_names()] or [f"{selected.scope}.*"]
+            raise UsageError(
+                f"collection is {'.'.join(collection)!r}, which the source does not read; expected one of"
+                f" {', '.join(names)}"
+            )
+
+    def check_beside(self, other: DependentKind) -> None:
+        """Check that the names of two tables differ in more than their case, which catalogs and file systems ignore.
+
+        Raises:
+            UsageError: they do not.
+        """
+        if not isinstance(other, TableDefinition) or other.source != self.source or other.name == self.name:
+            return
+        if other.name.lower() == self.name.lower():
+            raise UsageError(f"name is {self.name!r}, beside {other.name!r}; expected names that differ without case")
+
+
+def _is_selected(collection: tuple[str, str], selected: CollectionSelection) -> bool:
+    names: Iterable[tuple[str, str]] = selected.list_names()
+    return collection in names if selected.collections else selected.scope in ("", collection[0])

@@ -1,0 +1,216 @@
+"""Typed tables of a pipeline: equal to the bucket after each run, in programs that do not know Penstock."""
+
+import json
+from decimal import Decimal
+
+import duckdb
+import polars as pl
+import pytest
+from deltalake import DeltaTable
+
+from penstock.errors import UsageError
+from penstock.node import Node
+from penstock.spark import Lake, compact, vacuum
+from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
+from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.pipeline.run.pipeline_run import run_pipeline
+from penstock.spark.pipeline.run.run_plan import plan_run
+from penstock.spark.pipeline.state.lake_status import read_status
+from penstock.spark.pipeline.state.resnapshot import request_resnapshot
+from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
+from tests.node.watch import run as in_node
+from tests.spark.buckets import Documents
+from tests.spark.test_protocols import fail_over
+
+pytestmark = pytest.mark.spark
+
+PIPELINE = """
+lake = "lake"
+[source.shop]
+url = "{url}"
+[tables]
+format = "{format}"
+[[table]]
+collection = "sales.orders"
+name = "orders"
+schema = "customer BIGINT, total DECIMAL(12,2), lines ARRAY<STRUCT<sku STRING, n INT>>"
+key = "order::{{number BIGINT}}"
+[[table]]
+collection = "_default"
+schema = "name STRING"
+key = "id STRING"
+deletes = "mark"
+metadata = ["changed_at"]
+"""
+
+
+class Shop:
+    """A bucket with orders and customers, and the pipeline of its typed tables.
+
+    Attributes:
+        orders, customers: key -> value of the documents that exist.
+    """
+
+    def __init__(self, node, documents, path, spark):
+        self.node, self.documents, self.path, self.spark = node, documents, path, spark
+        self.lake = Lake(path.parent / "lake")
+        self.orders, self.customers = {}, {}
+
+    def change_collections(self, edit):
+        bucket = self.node.buckets["default"]
+        in_node(self.node, lambda: bucket.change_manifest(edit(bucket.store.manifests.current)))
+
+    def store(self, orders=(), customers=()):
+        self.orders |= {f"order::{n}": value for n, value in dict(orders).items()}
+        self.customers |= {f"c{n}": value for n, value in dict(customers).items()}
+        run, bucket = self.documents.loop.run, self.documents.bucket
+        for collection, values in (("sales.orders", self.orders), ("_default", self.customers)):
+            if values:
+                texts = [(key, json.dumps(value).encode()) for key, value in values.items()]
+                run(bucket.upsert_many(texts, collection=collection))
+
+    def remove(self, collection, *keys):
+        values = self.orders if collection == "sales.orders" else self.customers
+        for key in keys:
+            del values[key]
+        self.documents.loop.run(self.documents.bucket.remove_many(keys, collection=collection))
+
+    def run(self):
+        (ended,) = run_pipeline(read_definition(str(self.path)), available_now=True, spark=self.spark)
+        return ended
+
+    def read(self, name):
+        return pl.scan_delta(str(self.lake.path / "tables" / name)).collect()
+
+    def check(self):
+        """Assert that both tables equal the bucket."""
+        rows = self.read("orders").select("number", "customer", "total", "lines", "_rest").sort("number").rows()
+        assert rows == [
+            (
+                int(key.removeprefix("order::")),
+                value["customer"],
+                Decimal(str(value["total"])).quantize(Decimal("0.01")),
+                value["lines"],
+                json.dumps({"note": value["note"]}, separators=(",", ":")) if "note" in value else None,
+            )
+            for key, value in sorted(self.orders.items(), key=lambda each: int(each[0].removeprefix("order::")))
+        ]
+        found = self.read("default").filter(~pl.col("_deleted")).select("id", "name").sort("id").rows()
+        assert found == sorted((key, value["name"]) for key, value in self.customers.items())
+
+
+def order(n, **more):
+    return {"customer": n % 7, "total": n / 4, "lines": [{"sku": f"s{n}", "n": n % 3}], **more}
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def shop(request, spark, tmp_path):
+    with Node.running(["default"], vbuckets=16) as node, Documents.of(node.url("default")) as documents:
+        path = tmp_path / "pipeline.toml"
+        path.write_text(PIPELINE.format(url=node.url("default"), format=request.param))
+        shop = Shop(node, documents, path, spark)
+        shop.change_collections(lambda manifest: manifest.with_scope("sales"))
+        shop.change_collections(lambda manifest: manifest.with_collection("sales", "orders"))
+        yield shop
+
+
+def test_tables_equal_the_bucket_after_each_run(shop):
+    shop.store({n: order(n) for n in range(100)}, {n: {"name": f"No {n}"} for n in range(20)})
+    (planned,) = plan_run(read_definition(str(shop.path))).sources
+    assert [(part.name, part.kind, part.is_new) for part in planned.parts[2:]] == [
+        ("orders", "table", True),
+        ("default", "table", True),
+    ]
+    assert planned.parts[2].description == "sales.orders in 14 columns"
+    ended = shop.run()
+    shop.check()
+    assert [(each.name, each.kind, each.rows, each.pending) for each in ended.dependents] == [
+        ("current", "current", 120, 0),
+        ("orders", "table", 100, 0),
+        ("default", "table", 20, 0),
+    ]
+    shop.store({n: order(n, note="late") for n in range(50, 120)})
+    shop.remove("sales.orders", "order::1", "order::99")
+    shop.remove("_default", "c3")
+    shop.run()
+    shop.check()
+    gone = shop.read("default").filter(pl.col("_deleted")).select("id", "name", "_rest").rows()
+    assert gone == [("c3", None, None)]
+    assert shop.read("default").columns[:5] == ["id", "name", "_deleted", "_deleted_at", "_rest"]
+
+    status = read_status(shop.lake, "shop", ["orders"])
+    found = {each.name: (each.kind, each.size and each.size.rows, each.pending) for each in status.dependents}
+    assert found == {"current": ("current", 137, 0), "default": ("table", 20, 0), "orders": ("table", 118, 0)}
+    assert [each.name for each in status.removed] == ["default"]
+    assert not any(part.is_new for part in plan_run(read_definition(str(shop.path))).sources[0].parts)
+
+    orders = DeltaTable(str(shop.lake.path / "tables" / "orders")).to_pyarrow_dataset()  # noqa: F841 - DuckDB reads it
+    sums = duckdb.execute("SELECT typeof(total), sum(total) FROM orders GROUP BY 1").fetchall()
+    assert sums == [("DECIMAL(12,2)", sum(Decimal(str(value["total"])) for value in shop.orders.values()))]
+
+
+def test_tables_follow_failovers_flush_and_dropped_collections(shop):
+    shop.store({n: order(n) for n in range(60)}, {n: {"name": f"No {n}"} for n in range(20)})
+    shop.run()
+    before = shop.orders, shop.customers
+    marks = {n: vbucket.changes.high_seqno for n, vbucket in enumerate(shop.node.buckets["default"].store.vbuckets)}
+    shop.store({n: order(n, note="lost") for n in range(40, 80)})
+    shop.run()
+    for number, seqno in marks.items():
+        fail_over(shop.node, number, seqno)
+    shop.orders, shop.customers = before
+    shop.orders = {key: value for key, value in shop.orders.items() if int(key[7:]) < 60 and "note" not in value}
+    shop.orders |= {f"order::{n}": order(n) for n in range(40, 60)}
+    shop.run()
+    shop.check()
+
+    request_resnapshot(shop.lake, range)
+    shop.run()
+    shop.check()
+
+    shop.change_collections(lambda manifest: manifest.without_collection("sales", "orders"))
+    shop.orders = {}
+    shop.run()
+    shop.check()
+    shop.change_collections(lambda manifest: manifest.with_collection("sales", "orders"))
+    shop.store({1: order(1)})
+    shop.run()
+    shop.check()
+    shop.documents.flush()
+    shop.orders, shop.customers = {}, {}
+    shop.run()
+    shop.check()
+
+
+def test_maintenance_knows_the_tables(shop):
+    shop.store({n: order(n) for n in range(60)}, {7: {"name": "zqsecret"}, 8: {"name": "Eve"}})
+    shop.run()
+    shop.store({3: order(3, note="new")}, {7: {"name": "zqsecret again"}})
+    shop.run()
+    report = erase_documents(shop.lake, DocumentSelection((b"c7",)), dry_run=True)
+    assert {part.table: part.rows for part in report.parts}["default"] == 1
+    report = erase_documents(shop.lake, DocumentSelection((b"c7",)))
+    assert {part.table: part.rows for part in report.parts if part.kind != "changelog"} == {
+        "current": 1,
+        "default": 1,
+        "orders": 0,
+    }
+    del shop.customers["c7"]
+    shop.check()
+    compact(shop.lake)
+    assert {*vacuum(shop.lake, 0).tables} == {"default", "orders"}
+    shop.check()
+    for path in shop.lake.path.joinpath("tables").rglob("*"):
+        assert path.is_dir() or b"zqsecret" not in path.read_bytes()
+    shop.store({n: order(n) for n in range(50, 70)})
+    shop.run()
+    shop.check()
+
+    shop.path.write_text(shop.path.read_text().replace("customer BIGINT", "customer STRING"))
+    with pytest.raises(UsageError, match=r"orders is a table of .*; choose another name, or build the table again"):
+        shop.run()
+    remove_tables(plan_removal(shop.lake, ["orders"]))
+    shop.run()
+    assert shop.read("orders")["customer"].to_list() == [None] * 70
+    assert json.loads(shop.read("orders").filter(pl.col("number") == 60)["_rest"][0]) == {"customer": 4}
