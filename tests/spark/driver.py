@@ -4,7 +4,8 @@ The process counts from its start and kills itself in its third batch or third m
 
 - `written`: the changelog's files are written, but not committed.
 - `committed`: they are committed, but Spark has not logged the end of the batch.
-- `merging`: the current table's files are written, but not committed.
+- `merging`: the files of current and of the typed table are written, but not committed.
+- `merged`: those of current are committed, and those of the typed table are not.
 - `driver`: as `written`, but only the driver's Python is killed, and Spark's Java continues in the middle of a commit.
 - `sent`: the files are committed, and the Kafka sink has sent them, but Spark has not logged the end of the batch.
 - a point of `tests.compat.kafka_driver`: a moment of the Kafka sink, in any batch.
@@ -27,7 +28,7 @@ from pyspark.sql.types import StructType
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.kafka_sink import DIRECTORY
 from penstock.spark.dependents.position_file import PositionFile
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, prepare_merge
+from penstock.spark.lake.current.current_table import PreparedMerge
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import read_definition
 from penstock.spark.pipeline.run.pipeline_run import run_pipeline
@@ -87,20 +88,18 @@ class KillingSink(ChangelogSink):
 
 
 class KillingMerge:
-    """Replaces `merge_current`, and kills the process before its third commit."""
+    """Kills the process before the third commit of a merge: of current, or of the typed table behind it."""
 
     def __init__(self, point: str) -> None:
-        self.remaining = 3 if point == "merging" else -1
+        self.kind = {"merging": "current", "merged": "table"}.get(point)
+        self.remaining = 3
+        self.commit = PreparedMerge.commit
 
-    def __call__(self, lake: Lake) -> MergeProgress:
-        step = prepare_merge(lake)
-        if not isinstance(step, PreparedMerge):
-            return step
-        self.remaining -= 1
+    def __call__(self, merge: PreparedMerge) -> None:
+        self.remaining -= merge.target.kind == self.kind
         if not self.remaining:
             kill_all()
-        step.commit()
-        return step.progress
+        self.commit(merge)
 
 
 def main(file: str, point: str) -> None:
@@ -111,7 +110,12 @@ def main(file: str, point: str) -> None:
     watch_sinks(point, Path(file).with_suffix(STATE_SUFFIX), kill_all)
     patch = pytest.MonkeyPatch()
     patch.setattr("penstock.spark.runtime.changelog_sink.ChangelogSink", KillingSink)
-    patch.setattr("penstock.spark.lake.current.current_table.merge_current", KillingMerge(point))
+    killing = KillingMerge(point)
+
+    def commit(merge: PreparedMerge) -> None:
+        killing(merge)
+
+    patch.setattr(PreparedMerge, "commit", commit)
     run_pipeline(definition)
 
 

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+from deltalake import DeltaTable
 
 from penstock.node import Node
 from penstock.spark import Lake
@@ -47,6 +48,11 @@ trigger_seconds = 0.2
 [current]
 merge_rows = 1
 merge_share = 0
+[[table]]
+collection = "_default"
+name = "numbers"
+schema = "n BIGINT"
+key = "{{phase STRING}}-{{number INT}}"
 [[index]]
 name = "by_number"
 path = "n"
@@ -201,10 +207,15 @@ def check(pipeline: Pipeline) -> list[tuple[int, int, bytes, int]]:
 
 
 def check_dependents(pipeline: Pipeline) -> None:
-    """Assert that the current table, both indexes and the other bucket equal the bucket."""
+    """Assert that the current table, the typed table, both indexes and the other bucket equal the bucket."""
     documents, lake = pipeline.documents, pipeline.lake
     held = documents.contents()
     assert current_of(lake) == held
+    lines = DeltaTable(str(lake.path / "tables" / "numbers")).to_pyarrow_table().to_pylist()
+    assert sorted((line["_key"].encode(), line["n"], json.loads(line["_rest"])) for line in lines) == [
+        (key, json.loads(value)["n"], {"text": json.loads(value)["text"]}) for key, (_, value) in sorted(held.items())
+    ]
+    assert all(f"{line['phase']}-{line['number']}" == line["_key"] for line in lines)
     pipeline.copy.keys = documents.keys
     assert pipeline.copy.contents() == held
     found = SecondaryIndex(lake, "by_number", "n", "long").scan()
@@ -308,14 +319,18 @@ def test_killed_at_the_worst_moments(spark, pipeline):
     batch, done, _ = state(pipeline.lake)
     assert batch == done + 1
     found = read_status(pipeline.lake)
-    assert (found.state, len(found.dependents)) == ("killed", 4)
+    assert (found.state, len(found.dependents)) == ("killed", 5)
 
     kill_at(pipeline, 3, "merging")
     changelog = pipeline.lake.changelog_table.open()
     assert changelog is not None
     assert changelog.version() > state(pipeline.lake)[2]
 
-    kill_at(pipeline, 4, "driver")  # the next run begins at once, while the old Java process still runs
+    kill_at(pipeline, 4, "merged")
+    merged = {each.name: each.version for each in read_status(pipeline.lake).dependents}
+    assert merged["current"] > merged["numbers"]
+
+    kill_at(pipeline, 5, "driver")  # the next run begins at once, while the old Java process still runs
     catch_up(spark, pipeline)
     check(pipeline)
 

@@ -111,7 +111,7 @@ def make_schema(command: str) -> dict[str, Any]:
 
 def _list_types() -> list[Any]:
     """Return the declared types."""
-    modules = (node, cluster, bucket, pipeline)
+    modules = (node, cluster, bucket, pipeline, maintenance)
     return [*_DATACLASSES, *(each for module in modules for each in vars(module).values() if is_typeddict(each))]
 
 
