@@ -149,6 +149,36 @@ class TableBytes(TypedDict):
     files: int
 
 
+class FieldMisfit(TypedDict):
+    """A field whose values are in _rest.
+
+    Attributes:
+        field: names with points between them; empty for a document that is not a JSON object.
+        found: the JSON type of the values, or "no object".
+        expected: the type of the column; null if the schema lacks the field.
+        rows: rows with such a value.
+    """
+
+    field: str
+    found: str
+    expected: str | None
+    rows: int
+
+
+class TableRest(TypedDict):
+    """The rows of a typed table with values that no column has.
+
+    Attributes:
+        rows: number of these rows.
+        examined: number of rows whose _rest was examined.
+        misfits: the misfits in these, most frequent first.
+    """
+
+    rows: int
+    examined: int
+    misfits: list[FieldMisfit]
+
+
 class DependentState(TypedDict):
     """The current table or one dependent.
 
@@ -159,6 +189,7 @@ class DependentState(TypedDict):
         pending: rows of the changelog that were not applied yet.
         error: reason why the last attempt failed; null if it succeeded.
         size: its size; null if it lies elsewhere.
+        rest: rows of a typed table with values that no column has; null for all others.
     """
 
     name: str
@@ -167,6 +198,7 @@ class DependentState(TypedDict):
     pending: int
     error: str | None
     size: TableBytes | None
+    rest: TableRest | None
 
 
 class DatedRollback(TypedDict):

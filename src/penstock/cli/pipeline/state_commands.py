@@ -16,6 +16,10 @@ from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.state.lake_status import LakeStatus, TableSize
+    from penstock.spark.tables.misfits import RestReport
+
+SHOWN_MISFITS = 5
+"""Fields of a table whose misfits are shown; --json has all of them."""
 
 
 @commands.command(
@@ -63,8 +67,22 @@ def _format_status(found: LakeStatus) -> str:
         error = f"   {each.error}" if each.error is not None else ""
         kind = "" if each.kind == each.name else f"{each.kind}   "
         lines.append(f"  {each.name:<14} {kind}{place}{reached}{error}")
+        lines += [f"  {'':<14} {line}" for line in _list_rest_lines(each.rest)] if each.rest is not None else []
     lines += [f"  {each.name:<14} {each.kind}   no longer declared" for each in found.removed]
     return "\n".join(lines)
+
+
+def _list_rest_lines(rest: RestReport) -> list[str]:
+    """Return lines about values that no column has; without fields that the schema does not name."""
+    counted = f"{rest.rows:,} rows have a _rest"
+    lines = [counted if rest.rows == rest.examined else f"{counted}, {rest.examined:,} of them examined"]
+    odd = [each for each in rest.misfits if each.expected is not None or not each.field]
+    lines += [
+        f"{each.field or 'document'}: {each.found} in {each.rows:,} rows"
+        + (f", expected {each.expected}" if each.expected is not None else "")
+        for each in odd[:SHOWN_MISFITS]
+    ]
+    return lines if rest.rows else []
 
 
 def _describe_state(found: LakeStatus) -> str:

@@ -10,6 +10,7 @@ A change feed (`delta.enableChangeDataFeed`) has only the rows that differ.
 from __future__ import annotations
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
 from penstock.errors import UsageError
@@ -22,6 +23,8 @@ from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout
 from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.tables.misfits import RestReport, count_misfits
 
 __all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables"]
 
@@ -38,6 +41,9 @@ PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
 """A job that reads the table, its past or its change feed once a day finds all files."""
+REST = "_rest"
+EXAMINED_ROWS = 10_000
+"""Rows with a `_rest` that a report examines. Each costs some microseconds."""
 LAYOUT = ParquetLayout(None, {}, (), ("_vbucket", "_history", "_seqno"))
 
 
@@ -95,6 +101,20 @@ class TypedTable:
         opened = self.table.open()
         return 0 if opened is None else sum(file.rows for file in self.table.list_files(opened))
 
+    def report_rest(self) -> RestReport:
+        """Return the rows with a `_rest`. They are counted in the files' footers, and some are examined."""
+        opened, rows = self.open(), 0
+        texts: list[str] = []
+        for file in self.table.list_files(opened) if opened is not None else []:
+            with open_parquet(self.table.path / file.path) as read:
+                for group in range(read.num_row_groups):
+                    found = _count_valid(read.metadata.row_group(group), REST)
+                    rows += found
+                    if found and len(texts) < EXAMINED_ROWS:
+                        values = read.read_row_group(group, columns=[REST])[REST].drop_null()
+                        texts += values.slice(0, EXAMINED_ROWS - len(texts)).to_pylist()
+        return RestReport(rows, len(texts), count_misfits(texts, self.shape.fields))
+
     def describe(self) -> DocumentTable:
         """Return the table as a document table, for merges."""
         shape = self.shape
@@ -126,6 +146,12 @@ class TypedTable:
         """
         self.open()
         return merge_tables([self.describe()], policy)[0]
+
+
+def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:
+    """Return the number of rows of a row group that are not null in a column."""
+    columns = (group.column(number) for number in range(group.num_columns))
+    return sum(group.num_rows - each.statistics.null_count for each in columns if each.path_in_schema == name)
 
 
 def _read_shape(lake: LakeDirectory, name: str) -> str | None:

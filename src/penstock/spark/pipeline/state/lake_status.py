@@ -13,12 +13,14 @@ from penstock.spark.dependents.registry import find_kind, list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.current.document_table import CURRENT
-from penstock.spark.lake.current.typed_table import KIND, list_document_tables
+from penstock.spark.lake.current.merged_state import retry_missing_files
+from penstock.spark.lake.current.typed_table import KIND, list_document_tables, list_typed_tables
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
+from penstock.spark.tables.misfits import RestReport
 
 __all__ = [
     "DependentStatus",
@@ -60,6 +62,7 @@ class DependentStatus:
         pending: rows of the changelog that were not applied yet.
         error: the reason why the last attempt failed, None if it succeeded.
         size: None if the result does not lie in the lake.
+        rest: the rows of a typed table with values that no column has, None for all others.
     """
 
     name: str
@@ -68,6 +71,7 @@ class DependentStatus:
     pending: int
     error: str | None = None
     size: TableSize | None = None
+    rest: RestReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,12 +230,13 @@ def _is_alive(pid: int) -> bool:
 
 
 def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
-    tables = list_document_tables(lake)
+    tables, typed = list_document_tables(lake), {each.name: each for each in list_typed_tables(lake)}
     for target in tables:
         known = read_merged_version(lake, target.table, target.table.open())
         delta = find_delta(lake, known)
         size, pending = _measure_table(target.table), delta.rows if delta else 0
-        yield DependentStatus(target.name, target.kind, known[1] if known else -1, pending, size=size)
+        rest = retry_missing_files(typed[target.name].report_rest) if target.kind == KIND else None
+        yield DependentStatus(target.name, target.kind, known[1] if known else -1, pending, size=size, rest=rest)
     measured = {(target.kind, target.name) for target in tables}
     for each in dependents:
         if (each["kind"], each["name"]) in measured or each["kind"] == CURRENT:
