@@ -398,6 +398,36 @@ def test_slices_give_the_same_result(read: Read, monkeypatch: pytest.MonkeyPatch
     assert read(RULES, values) == whole
 
 
+def test_columns_that_most_documents_lack(read: Read) -> None:
+    """Columns of each kind have their values where they belong, behind any number of nulls."""
+    written: dict[pa.DataType, tuple[str, Any]] = {
+        pa.bool_(): ("true", True),
+        pa.int8(): ("7", 7),
+        pa.float64(): ("0.5", 0.5),
+        pa.decimal128(20, 1): ("1.5", Decimal("1.5")),
+        pa.string(): ('"x"', "x"),
+        pa.binary(): ('"aGk="', b"hi"),
+        DATE: ('"1970-01-02"', date(1970, 1, 2)),
+        pa.list_(O): ('[{"x":1},{},{"l":[2]}]', [{"x": 1, "l": None}, {"x": None, "l": None}, {"x": None, "l": [2]}]),
+        pa.map_(pa.string(), O): ('{"k":{"l":[]},"m":null}', [("k", {"x": None, "l": []}), ("m", None)]),
+        pa.struct([("o", O), ("b", pa.bool_())]): ('{"o":{"l":[3]}}', {"o": {"x": None, "l": [3]}, "b": None}),
+    }
+    rules = [ColumnRule(f"c{number}", of) for number, of in enumerate(written)]
+    for gap in (0, 1, 7, 8, 9, 63, 64, 65, 300):
+        values: list[bytes | None] = []
+        for number, (text, _) in enumerate(written.values()):
+            values += [b"{}"] * gap + [b'{"c%d":%s}' % (number, text.encode())]
+        found = read(rules, [*values, *values, None, b"["])
+        assert found.rest.null_count == len(found.rest)
+        for number, (_, value) in enumerate(written.values()):
+            place, column = (gap + 1) * (number + 1) - 1, found.columns.column(number)
+            assert [row for row, each in enumerate(column.is_valid().to_pylist()) if each] == [
+                place,
+                place + len(values),
+            ]
+            assert [column[place].as_py(), column[place + len(values)].as_py()] == [value, value]
+
+
 @pytest.mark.parametrize("of", [pa.binary(), pa.large_binary(), pa.string(), pa.large_string()])
 def test_documents_are_parts_of_arrays_of_any_layout(of: pa.DataType) -> None:
     values = pa.array([b'{"n":1}', None, b'{"n":2,"z":1}', b'{"n":3}', None], of)

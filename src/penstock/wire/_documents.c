@@ -167,10 +167,6 @@ static int add_null(Parser *parser, Node *node)
         set_bit(node->values, row, 0);
     else if (node->width)
         memset(node->values + row * node->width, 0, (size_t)node->width);
-    if (node->kind == STRUCT)
-        for (int each = 0; each < node->below_count; each++)
-            if (!add_null(parser, &node->below[each]))
-                return 0;
     return 1;
 }
 
@@ -194,18 +190,46 @@ static int add_text(Parser *parser, Node *node, const uint8_t *text, int64_t byt
     return 1;
 }
 
-/* Add nulls to what has fewer rows: members that an object lacks. */
+static void clear_bits(uint8_t *bits, int64_t from, int64_t to)
+{
+    for (; from < to && from & 7; from++)
+        set_bit(bits, from, 0);
+    if (from < to)
+        memset(bits + (from >> 3), 0, (size_t)((to - from + 7) >> 3));
+}
+
+/* Add nulls to a column until it has a length. Columns of members that objects lack stay behind until a value comes. */
 static int fill(Parser *parser, Node *node, int64_t length)
 {
-    if (node->kind == GROUP) {
-        for (int each = 0; each < node->below_count; each++)
-            if (!fill(parser, &node->below[each], length))
-                return 0;
-        return 1;
-    }
-    while (node->length < length)
-        if (!add_null(parser, node))
+    while (node->length < length) {
+        if (node->length == node->room && !grow(node)) {
+            parser->no_memory = 1;
             return 0;
+        }
+        const int64_t from = node->length, to = length < node->room ? length : node->room;
+        clear_bits(node->validity, from, to);
+        if (has_offsets(node))
+            for (int64_t row = from; row < to; row++)
+                offsets_of(node)[row + 1] = offsets_of(node)[from];
+        else if (node->kind == BOOLEAN)
+            clear_bits(node->values, from, to);
+        else if (node->width)
+            memset(node->values + from * node->width, 0, (size_t)((to - from) * node->width));
+        node->length = to;
+    }
+    return 1;
+}
+
+/* Add the nulls that columns lack in the end. */
+static int fill_all(Parser *parser, Node *node, int64_t length)
+{
+    if (node->kind != GROUP && !fill(parser, node, length))
+        return 0;
+    for (int each = 0; each < node->below_count; each++) {
+        Node *below = &node->below[each];
+        if (!fill_all(parser, below, node->kind == GROUP || node->kind == STRUCT ? length : below->length))
+            return 0;
+    }
     return 1;
 }
 
@@ -485,14 +509,13 @@ static const uint8_t *read_members(
             return &has_repeated_name;
         else {
             below->seen = number;
+            if (below->kind != GROUP && below->length < row && !fill(parser, below, row))
+                return NULL;
             at = read_member(parser, below, &member, depth, &is_first);
         }
         if (!at || !(at = next_part(at, '}', &is_end)))
             return NULL;
     }
-    for (int each = 0; each < node->below_count; each++)
-        if (!fill(parser, &node->below[each], row + 1))
-            return NULL;
     return end_object(parser, is_first, left) ? at : NULL;
 }
 
@@ -910,8 +933,7 @@ static int leave_document(Parser *parser, int64_t row)
     cut(parser->nodes, row);
     parser->rest.data.used = offsets_of(&parser->rest)[row];
     parser->event_count = parser->is_quiet = 0;
-    return add_event(parser, parser->nodes, NO_DOCUMENT) && fill(parser, parser->nodes, row + 1)
-        && add_null(parser, &parser->rest);
+    return add_event(parser, parser->nodes, NO_DOCUMENT) && add_null(parser, &parser->rest);
 }
 
 /* Read one value as a row; return 0 without memory. value: NULL for null. */
@@ -920,7 +942,7 @@ static int read_row(Parser *parser, const uint8_t *value, int64_t bytes)
     const int64_t row = parser->objects.length;
     Left left = FITS;
     if (!value)
-        return fill(parser, parser->nodes, row + 1) && add_null(parser, &parser->rest) && add_null(parser, &parser->objects);
+        return add_null(parser, &parser->rest) && add_null(parser, &parser->objects);
     parser->document.used = 0;
     if (!make_room(&parser->document, bytes + PADDING))
         return 0;
@@ -1260,7 +1282,8 @@ PyObject *parse_documents(PyObject *Py_UNUSED(self), PyObject *args)
     if (parser) {
         int is_whole;
         Py_BEGIN_ALLOW_THREADS
-        is_whole = read_rows(parser, in, is_large, start, count) && (array = take_columns(parser, columns));
+        is_whole = read_rows(parser, in, is_large, start, count) && fill_all(parser, parser->nodes, count)
+            && (array = take_columns(parser, columns));
         Py_END_ALLOW_THREADS
         if (!is_whole)
             PyErr_NoMemory();
