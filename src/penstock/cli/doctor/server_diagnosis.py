@@ -154,8 +154,6 @@ async def _find_conflict(quick: Address, endpoints: Iterable[Endpoint]) -> str:
         await check_identities(controls)
     except UsageError as error:
         return str(error)
-    except (Error, OSError):
-        pass  # the rights for statistics are checked separately
     finally:
         for control in controls:
             await control.close()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -19,7 +18,7 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_identity import NodeIdentity, check_identity, read_identity
 from penstock.client.topology.vbucket_requests import read_high_seqnos, request_failover_logs, request_high_seqnos
 from penstock.digits import read_digits
-from penstock.errors import ConnectionClosed, OperationTimeout, TemporaryFailure, Unreachable, UsageError
+from penstock.errors import Error, UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
@@ -196,7 +195,9 @@ class NodeControl:
 
 
 async def check_identities(nodes: Iterable[NodeControl]) -> None:
-    """Check that addresses lead to different nodes: a host has several names. Nodes that do not answer are left out.
+    """Check that addresses lead to different nodes: a host has several names.
+
+    Nodes that do not answer, or not for the bucket, are left out: a node that starts has no buckets yet.
 
     Raises:
         UsageError: two addresses lead to one node, or to two on copies of one data directory.
@@ -204,30 +205,35 @@ async def check_identities(nodes: Iterable[NodeControl]) -> None:
     known: dict[str, NodeIdentity] = {}
     others: list[NodeControl] = []  # other servers report no identity
     for node in nodes:
-        with suppress(OSError, Unreachable, ConnectionClosed, OperationTimeout, TemporaryFailure):
+        try:
             identity = read_identity(await node.read_stats(""))
-            if identity is not None:
-                name = format_endpoint(*node.endpoint)
-                check_identity(name, identity, known)
-                known[name] = identity
-                continue
-            for other in others:
-                await _check_process(other, node)
-            others.append(node)
+        except (OSError, Error):
+            continue
+        if identity is not None:
+            name = format_endpoint(*node.endpoint)
+            check_identity(name, identity, known)
+            known[name] = identity
+            continue
+        for other in others:
+            if await _is_same_process(other, node):
+                raise UsageError(f"{other.address} and {node.address} are the same node, expected different nodes")
+        others.append(node)
 
 
-async def _check_process(node: NodeControl, other: NodeControl) -> None:
-    """Check that two addresses lead to different processes of other servers.
+async def _is_same_process(node: NodeControl, other: NodeControl) -> bool:
+    """Return whether two addresses lead to one process of another server.
 
     One node has one process, and active vbuckets of one history. Neither alone is enough: processes of two machines may
     have the same number, and a vbucket and its copy have the same history.
     """
-    (stats, states), (other_stats, other_states) = [
-        (await each.read_stats(""), await each.read_states()) for each in (node, other)
-    ]
-    active = [vb for vb in states if states[vb] is other_states.get(vb) is VbucketState.ACTIVE][:1]
-    if not active or stats.get("pid") != other_stats.get("pid"):
-        return
-    newest = [(await each.read_failover_logs(active))[active[0]][0] for each in (node, other)]
-    if newest[0] == newest[1]:
-        raise UsageError(f"{node.address} and {other.address} are the same node, expected different nodes")
+    try:
+        (stats, states), (other_stats, other_states) = [
+            (await each.read_stats(""), await each.read_states()) for each in (node, other)
+        ]
+        active = [vb for vb in states if states[vb] is other_states.get(vb) is VbucketState.ACTIVE][:1]
+        if not active or stats.get("pid") != other_stats.get("pid"):
+            return False
+        newest, other_newest = [(await each.read_failover_logs(active))[active[0]][0] for each in (node, other)]
+    except (OSError, Error):
+        return False
+    return newest == other_newest
