@@ -3,6 +3,7 @@
 import json
 import threading
 from concurrent.futures import Future
+from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -51,7 +52,7 @@ def changes(first: int, behind: int, vbucket: int = 1):
 
 
 def create_current_task(lake: Lake, policy: MergePolicy = PATIENT) -> DependentTask:
-    return create_table_tasks([describe_current(lake)], policy)[0]
+    return create_table_tasks([partial(describe_current, lake)], policy)[0]
 
 
 def add_pending(meter: ChangelogMeter, *tasks: DependentTask) -> None:

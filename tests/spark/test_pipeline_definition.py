@@ -259,6 +259,11 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             SMALL + 'protocol = "upr"' + TABLE + TYPED,
             "collection is 'ales', and protocol is 'upr', which does not support collections; expected '_default'",
         ),
+        (
+            SMALL + TABLE + TYPED + 'evolve = "add"',
+            "evolve is 'add', and schema has the fields; expected",
+        ),
+        (SMALL + TABLE + 'schema = "infer"\nevolve = "no"', "evolve is 'no', expected 'add' or 'keep' or 'fail'"),
         (SMALL + "keys_only = true" + TABLE + TYPED, "[[table]] 1 needs values, and the source has keys_only"),
         (SMALL + 'where = " "', "[source.beer] where is ' ', expected a condition in SQL"),
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),

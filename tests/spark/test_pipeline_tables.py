@@ -183,6 +183,35 @@ def test_tables_follow_failovers_flush_and_dropped_collections(shop):
     shop.check()
 
 
+def test_inferred_columns_come_while_the_bucket_changes(shop):
+    text = shop.path.read_text().replace('schema = "customer BIGINT, total DECIMAL(12,2)', 'schema = "infer" #')
+    shop.path.write_text(text)
+    (planned,) = plan_run(read_definition(str(shop.path))).sources
+    assert planned.parts[2].description == "sales.orders in inferred columns"
+    shop.run()
+    assert shop.read("orders").columns[:2] == ["number", "_rest"]
+    shop.store({n: {"customer": n, "odd": n if n % 5 else "none"} for n in range(40)})
+    shop.run()
+    found = shop.read("orders").sort("number")
+    assert found.schema["odd"] == pl.Int64
+    assert found["customer"].to_list() == list(range(40))
+    status = next(each for each in read_status(shop.lake).dependents if each.name == "orders")
+    assert status.rest is not None
+    assert [(each.field, each.found, each.rows) for each in status.rest.misfits] == [("odd", "text", 8)]
+    shop.store({n: {"customer": n, "at": {"city": f"c{n}"}} for n in range(30, 50)})
+    shop.run()
+    found = shop.read("orders").sort("number")
+    assert found["customer"].to_list() == list(range(50))
+    assert found["at"].to_list()[29:] == [None, *({"city": f"c{n}"} for n in range(30, 50))]
+    shop.path.write_text(text.replace("#", '\nevolve = "fail" #'))
+    shop.store({50: {"late": 1}})
+    with pytest.raises(UsageError, match="table orders: late BIGINT is new, and evolve is 'fail'"):
+        shop.run()
+    shop.path.write_text(text.replace("#", '\nevolve = "keep" #'))
+    shop.run()
+    assert shop.read("orders").filter(pl.col("number") == 50)["_rest"].to_list() == ['{"late":1}']
+
+
 def test_maintenance_knows_the_tables(shop):
     shop.store({n: order(n) for n in range(60)}, {7: {"name": "zqsecret"}, 8: {"name": "Eve"}})
     shop.run()

@@ -6,16 +6,20 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, Self
 
+import pyarrow as pa
+
 from penstock.client.connect.address import Address
 from penstock.client.feeds.collection_selection import CollectionSelection, qualify_name
 from penstock.errors import UsageError
 from penstock.names import quote_table
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, register_kind
+from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.table_shape import DEFAULT_KEY, DEFAULT_METADATA, METADATA, Deletes, TableShape
 from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.source.source_options import INFERRED
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec.constants import Dialect
@@ -34,7 +38,9 @@ class TableDefinition(DependentKind):
     Attributes:
         name: the name of the table; by default that of the collection.
         collection: the collection as `name` or `scope.name`. A name alone is in the scope of the source.
-        schema: the fields with their types, as DDL.
+        schema: the fields with their types, as DDL; or "infer" to find them in the documents.
+        evolve: for inferred fields. "add" makes new fields columns and is the default, "keep" leaves them in `_rest`,
+            "fail" ends the run.
         key: the column of the document's key, or a pattern with several columns.
         mode: "current" for one row for each document.
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
@@ -53,6 +59,7 @@ class TableDefinition(DependentKind):
     mode: Literal["current"] = "current"
     deletes: Deletes = "remove"
     metadata: tuple[str, ...] = DEFAULT_METADATA
+    evolve: Evolution | None = None
 
     def __post_init__(self) -> None:
         scope, collection = qualify_name(self.collection)
@@ -62,14 +69,16 @@ class TableDefinition(DependentKind):
             object.__setattr__(self, "name", quote_table(scope, collection))
         if unknown := [name for name in self.metadata if name not in METADATA]:
             raise UsageError(f"metadata has {unknown[0]!r}, expected some of {', '.join(METADATA)}")
+        if self.evolve is not None and self.schema != INFERRED:
+            raise UsageError(f"evolve is {self.evolve!r}, and schema has the fields; expected schema = {INFERRED!r}")
         self.make_shape()
 
     def make_shape(self) -> TableShape:
-        """Return the collection and the columns. Raises UsageError for an invalid schema or key."""
+        """Return the collection and the declared columns. Raises UsageError for an invalid schema or key."""
         scope, collection = qualify_name(self.collection)
         return TableShape(
             name=self.name,
-            fields=from_ddl(self.schema),
+            fields=pa.schema([]) if self.schema == INFERRED else from_ddl(self.schema),
             scope=scope,
             collection=collection,
             key=KeyPattern.parse(self.key),
@@ -77,14 +86,17 @@ class TableDefinition(DependentKind):
             metadata=self.metadata,
         )
 
-    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable:
+    def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable | InferredTable:
         """Return the table in a lake."""
+        if self.schema == INFERRED:
+            return InferredTable(lake, self.make_shape(), self.evolve or "add")
         return TypedTable(lake, self.make_shape())
 
     def describe(self) -> str:
         """Return the collection and the number of columns."""
         shape = self.make_shape()
-        return f"{shape.scope}.{shape.collection} in {len(shape.columns)} columns"
+        columns = "inferred columns" if self.schema == INFERRED else f"{len(shape.columns)} columns"
+        return f"{shape.scope}.{shape.collection} in {columns}"
 
     def choose_policy(self, merge: MergePolicy) -> MergePolicy:
         """Return the policy of the current table: both merge together."""

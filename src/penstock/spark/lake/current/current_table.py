@@ -72,8 +72,16 @@ class PreparedMerge:
     def commit(self) -> None:
         """Commit the merge. Raises CommitFailed if another process committed a merge since this merge began."""
         transaction = (self.changelog_id, self.progress.version)
-        notes, files = self.target.notes if self.opened is None else None, self.files
-        self.target.table.commit(self.opened, transaction, files.added, files.removed, notes, changed=files.changed)
+        files, replaces = self.files, self.target.is_replacement and self.opened is not None
+        self.target.table.commit(
+            self.opened,
+            transaction,
+            files.added,
+            files.removed,
+            self.target.notes,
+            changed=files.changed,
+            is_replacement=replaces,
+        )
 
     def discard(self) -> None:
         """Remove the files of a merge that was not committed."""
@@ -223,6 +231,8 @@ class _TableState:
     @classmethod
     def read(cls, target: DocumentTable) -> _TableState:
         opened = target.table.open()
+        if target.is_replacement:  # the commit removes the files of the other columns
+            return cls(target, opened, None, [])
         known = read_merged_version(target.lake, target.table, opened)
         return cls(target, opened, known, target.table.list_files(opened) if opened is not None else [])
 

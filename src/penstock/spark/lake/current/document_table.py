@@ -58,6 +58,7 @@ class DocumentTable:
         notes: notes of a new table.
         name: the table's name in progress, status and reports.
         kind: "current", or the kind of typed tables.
+        is_replacement: whether the table in its place has other columns, so that the next merge replaces all rows.
     """
 
     lake: LakeDirectory
@@ -70,6 +71,7 @@ class DocumentTable:
     notes: Mapping[str, str] = field(default_factory=dict)
     name: str = CURRENT
     kind: str = CURRENT
+    is_replacement: bool = False
 
     def read_lookup(self, file: pq.ParquetFile) -> pa.Table:
         """Return the columns of a file that identify documents and their changes, under the names of `current`."""

@@ -9,6 +9,9 @@ A change feed (`delta.enableChangeDataFeed`) has only the rows that differ.
 
 from __future__ import annotations
 
+from dataclasses import replace
+from typing import NoReturn
+
 import pyarrow as pa
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
@@ -26,7 +29,7 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.tables.misfits import RestReport, count_misfits
 
-__all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables"]
+__all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables", "refuse_other_shape"]
 
 DIRECTORY = "tables"
 """The directory of a lake that holds its typed tables."""
@@ -62,7 +65,8 @@ class TypedTable:
         self.lake = lake
         self.shape = shape
         schema = shape.columns.append(pa.field(RANGE_COLUMN, pa.int32()))
-        self.table = DeltaLakeTable(lake.path / DIRECTORY / shape.name, schema, PROPERTIES)
+        # The note with the shape decides whether the columns are the expected ones.
+        self.table = DeltaLakeTable(lake.path / DIRECTORY / shape.name, schema, PROPERTIES, checks_columns=False)
 
     @classmethod
     def find(cls, lake: LakeDirectory, name: str) -> TypedTable | None:
@@ -78,18 +82,14 @@ class TypedTable:
     def open(self) -> DeltaTable | None:
         """Return the newest version of the table, None before its first commit.
 
+        Raises UsageError if the table has another shape.
+
         Returns:
             The table as deltalake opens it.
-
-        Raises:
-            UsageError: the table has another shape.
         """
-        found, expected = _read_shape(self.lake, self.name), self.shape.to_json()
-        if found not in (None, expected):
-            raise UsageError(
-                f"{self.table.path} is a table of {found}, expected {expected}; choose another name, or build the"
-                f" table again after penstock pipeline reset FILE --table {self.name} --yes"
-            )
+        found = TypedTable.find(self.lake, self.name)
+        if found is not None and found.shape.to_json() != self.shape.to_json():
+            refuse_other_shape(found, self.shape)
         return self.table.open()
 
     def position(self) -> tuple[str, int] | None:
@@ -131,6 +131,10 @@ class TypedTable:
             KIND,
         )
 
+    def describe_replacement(self) -> DocumentTable:
+        """Return the table for a merge that replaces the existing table, which has other columns."""
+        return replace(self.describe(), is_replacement=True)
+
     def apply_delta(self, delta: ChangelogDelta) -> None:
         """Merge the changes of a delta, and newer ones. Raises the errors of `merge_tables`."""
         self.merge()
@@ -146,6 +150,18 @@ class TypedTable:
         """
         self.open()
         return merge_tables([self.describe()], policy)[0]
+
+
+def refuse_other_shape(found: TypedTable, expected: TableShape) -> NoReturn:
+    """Raise the error for a table that a declaration does not describe.
+
+    Raises:
+        UsageError: always.
+    """
+    raise UsageError(
+        f"{found.table.path} is a table of {found.shape.to_json()}, expected {expected.to_json()}; choose another name,"
+        f" or build the table again after penstock pipeline reset FILE --table {found.name} --yes"
+    )
 
 
 def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:

@@ -68,12 +68,16 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         path: the directory of the table.
         schema: the columns, `vbucket_range` last.
         configuration: Delta's table properties for a new table.
+        checks_columns: whether a table with other columns is refused.
     """
 
     format = "delta"
 
-    def __init__(self, path: LakePath, schema: pa.Schema, configuration: Mapping[str, str]) -> None:
+    def __init__(
+        self, path: LakePath, schema: pa.Schema, configuration: Mapping[str, str], *, checks_columns: bool = True
+    ) -> None:
         super().__init__(path, schema)
+        self._checks_columns = checks_columns
         self.configuration = configuration
         self._logs: dict[int, tuple[tuple[int | str, int], LogCommit]] = {}
         self.partition_by = [RANGE_COLUMN] if RANGE_COLUMN in schema.names else []
@@ -103,7 +107,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 )
             return None
         found = [field.name for field in table.schema().fields]
-        if found != self.schema.names:
+        if self._checks_columns and found != self.schema.names:
             raise UsageError(
                 f"{self.path} is a Delta table with columns {', '.join(found)}; expected Penstock's {self.path.name}"
             )
@@ -128,6 +132,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         *,
         rows_change: bool = True,
         changed: Sequence[DataFile] = (),
+        is_replacement: bool = False,
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -141,6 +146,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
             changed: files of the change feed in CHANGE_DIRECTORY, with the rows that differ.
+            is_replacement: whether the added files replace all others, and `schema` the columns.
 
         Raises:
             CommitFailed: another commit with the same application id came first, or removed the same files. Or an
@@ -152,7 +158,9 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 if changed and opened is not None:
                     self._commit_changes(opened, transaction, added, removed, changed)
                     return
-                self._commit(opened, transaction, added, removed, notes, rows_change=rows_change)
+                self._commit(
+                    opened, transaction, added, removed, notes, rows_change=rows_change, is_replacement=is_replacement
+                )
             except list_commit_errors(self.path):
                 if not self._has_landed(transaction, added):
                     raise
@@ -178,6 +186,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         notes: Mapping[str, str] | None,
         *,
         rows_change: bool,
+        is_replacement: bool,
     ) -> None:
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
@@ -194,10 +203,16 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             app_transactions=[Transaction(*transaction, last_updated=now)],
             # deltalake retries a creation that lost a race as the table's second commit. It also retries a commit whose
             # files another program has joined: rows would then be in two files.
-            max_commit_retries=0 if table is None or removed else None,
+            max_commit_retries=0 if table is None or removed or is_replacement else None,
         )
         if table is None:
             self._create_table(actions, properties, notes)
+            return
+        if is_replacement:
+            schema = Schema.from_arrow(_add_notes(self.schema, notes))
+            table.create_write_transaction(
+                actions, "overwrite", schema, self.partition_by, commit_properties=properties
+            )
             return
         replaced = {file.path for file in removed}
         for _ in range(TRIES if removed else 1):
@@ -249,7 +264,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
     def _create_table(self, actions: list[Any], properties: CommitProperties, notes: Mapping[str, str] | None) -> None:
         """Create the table with its first commit."""
-        schema = self.schema.set(len(self.schema) - 1, self.schema.field(-1).with_metadata(notes))
+        schema = _add_notes(self.schema, notes)
         self.path.mkdir(parents=True, exist_ok=True)
         create_table_with_add_actions(
             self.path.as_uri(),
@@ -403,6 +418,11 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
     def _make_partition_values(self, file: DataFile) -> dict[str, str | None]:
         return {RANGE_COLUMN: str(file.vbucket_range)} if self.partition_by else {}
+
+
+def _add_notes(schema: pa.Schema, notes: Mapping[str, str] | None) -> pa.Schema:
+    """Return a schema with notes as metadata of its last column."""
+    return schema.set(len(schema) - 1, schema.field(-1).with_metadata(notes))
 
 
 def _create_checkpoint(table: DeltaLakeTable, version: int) -> None:

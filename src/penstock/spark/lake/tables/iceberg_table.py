@@ -152,6 +152,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
         *,
         rows_change: bool = True,
         changed: Sequence[DataFile] = (),
+        is_replacement: bool = False,
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -165,6 +166,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files, which have the names of joined files.
             changed: not used; only Delta has files of changes.
+            is_replacement: not supported by this format.
 
         Raises:
             CommitFailed: another commit with the same application id came first, removed the same files, or changed

@@ -89,6 +89,7 @@ class LakeTable(ABC, Generic[V]):
         *,
         rows_change: bool = True,
         changed: Sequence[DataFile] = (),
+        is_replacement: bool = False,
     ) -> None:
         """Commit added and removed files on top of a version of the table.
 
@@ -102,6 +103,7 @@ class LakeTable(ABC, Generic[V]):
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
             changed: files of the change feed, with the rows that differ; none to derive them from the other files.
+            is_replacement: whether the added files replace all others, and `schema` the columns. Only for Delta.
         """
 
     @abstractmethod

@@ -100,6 +100,7 @@ class PlainTable(LakeTable[PlainVersion]):
         *,
         rows_change: bool = True,
         changed: Sequence[DataFile] = (),
+        is_replacement: bool = False,
     ) -> None:
         """Add the files of a batch.
 
@@ -111,6 +112,7 @@ class PlainTable(LakeTable[PlainVersion]):
             notes: notes for a new table.
             rows_change: must be True.
             changed: not used; only Delta has files of changes.
+            is_replacement: not supported by this format.
 
         Raises:
             CommitFailed: the batch is there already.

@@ -52,8 +52,8 @@ def create_tasks(
     retention = RetentionTimer(lake, definition.tables.retention)
     declared = definition.list_dependents(source)
     tables = [each for each in declared if isinstance(each, TableDefinition)]
-    targets = [describe_current(lake)] if definition.tables.current else []
-    targets += [each.open(lake).describe() for each in tables]
+    targets: list[Callable[[], DocumentTable]] = [partial(describe_current, lake)] if definition.tables.current else []
+    targets += [each.open(lake).describe for each in tables]
     others = [each for each in declared if each not in tables]
     return create_table_tasks(targets, policy, retention, guard) + [
         create_dependent_task(each, lake, policy, spark, guard) for each in others
@@ -61,7 +61,7 @@ def create_tasks(
 
 
 def create_table_tasks(
-    targets: Sequence[DocumentTable],
+    targets: Sequence[Callable[[], DocumentTable]],
     policy: MergePolicy,
     retention: RetentionTimer | None = None,
     guard: Callable[[], None] = lambda: None,
@@ -71,7 +71,7 @@ def create_table_tasks(
     The first task that is due merges all tables, so that they share the read of the changelog.
 
     Args:
-        targets: the tables of one lake.
+        targets: return the tables of one lake, with the columns that their next merge gives them.
         policy: decides when a merge is due.
         retention: drops old versions of the changelog; None for no limit.
         guard: called before each merge; raises LakeRefused once another run has taken over.
@@ -82,14 +82,15 @@ def create_table_tasks(
 
     def merge(at: int) -> int:
         guard()
-        version = merge_tables(targets)[at].version
+        tables = [describe() for describe in targets]
+        version = merge_tables(tables)[at].version
         # After the merge, because only applied files may be joined.
-        maintain_changelog(targets[at].lake)
+        maintain_changelog(tables[at].lake)
         if retention is not None:
             retention.apply()
         return version
 
-    return [_create_table_task(target, partial(merge, at), policy) for at, target in enumerate(targets)]
+    return [_create_table_task(describe(), partial(merge, at), policy) for at, describe in enumerate(targets)]
 
 
 def _create_table_task(target: DocumentTable, merge: Callable[[], int], policy: MergePolicy) -> DependentTask:

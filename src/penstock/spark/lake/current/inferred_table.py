@@ -1,0 +1,145 @@
+"""Inferred tables: typed tables whose columns follow from the documents.
+
+The first merge infers the fields from a sample of the changelog: of all files, so of all of the time that the changelog
+has. Each later merge looks for new fields in a sample of its changes. If the table takes new fields, the merge replaces
+the table by one with more columns, in one commit. The rows are computed from the whole changelog, so the new columns
+have the values of older documents too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from penstock.errors import UsageError
+from penstock.names import quote_column
+from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
+from penstock.spark.lake.current.current_table import MergeProgress, merge_tables
+from penstock.spark.lake.current.document_table import DocumentTable
+from penstock.spark.lake.current.table_shape import TableShape
+from penstock.spark.lake.current.typed_table import TypedTable, refuse_other_shape
+from penstock.spark.lake.tables.data_files import DataFile, match_types
+from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.lake_table import AnyTable
+from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.tables.inference import add_fields, infer_fields
+from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
+
+__all__ = ["Evolution", "InferredTable"]
+
+Evolution = Literal["add", "keep", "fail"]
+"""New fields of documents become columns, stay in `_rest`, or end the run."""
+FIRST_VALUES, LATER_VALUES = 20_000, 2_000
+"""Documents in the sample of a new table, and of a later merge. Each costs about 20 microseconds."""
+MOST_FILES = 64
+"""Files of the changelog of which a sample reads one row group."""
+COLUMNS = ["event", "collection_id", "scope", "collection", "value"]
+
+
+class InferredTable:
+    """The typed table of a collection, with the fields that its documents have.
+
+    Args:
+        lake: the lake of the changelog.
+        shape: the shape without fields.
+        evolve: whether new fields become columns.
+    """
+
+    def __init__(self, lake: LakeDirectory, shape: TableShape, evolve: Evolution = "add") -> None:
+        self.lake = lake
+        self.shape = shape
+        self.evolve = evolve
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.shape.name
+
+    def find(self) -> TypedTable | None:
+        """Return the table with the fields that it has, None before its first commit.
+
+        Raises UsageError if the table differs in more than its fields.
+
+        Returns:
+            The table.
+        """
+        found = TypedTable.find(self.lake, self.name)
+        if found is not None and replace(found.shape, fields=self.shape.fields) != self.shape:
+            refuse_other_shape(found, self.shape)
+        return found
+
+    def position(self) -> tuple[str, int] | None:
+        """Return id and version of the changelog that the table has merged, None if nothing was merged."""
+        found = self.find()
+        return None if found is None else found.position()
+
+    def count_rows(self) -> int:
+        """Return the number of rows of the table."""
+        found = self.find()
+        return 0 if found is None else found.count_rows()
+
+    def apply_delta(self, delta: ChangelogDelta) -> None:
+        """Merge the changes of a delta, and newer ones. Raises the errors of `merge_tables`."""
+        self.merge()
+
+    def merge(self) -> MergeProgress:
+        """Merge the changes that the changelog has gained. Also raises the errors of `merge_tables`.
+
+        Returns:
+            The progress.
+        """
+        return merge_tables([self.describe()])[0]
+
+    def describe(self) -> DocumentTable:
+        """Return the table with the fields for its next merge, as a document table.
+
+        Returns:
+            The table. It replaces the existing one if it has other fields.
+
+        Raises:
+            UsageError: documents have new fields, and `evolve` is "fail".
+        """
+        known = self.find()
+        if known is None or not len(known.shape.fields):
+            found = TypedTable(self.lake, replace(self.shape, fields=self._infer(None, FIRST_VALUES)))
+            return found.describe() if known is None or not len(found.shape.fields) else found.describe_replacement()
+        if self.evolve == "keep":
+            return known.describe()
+        joined = add_fields(known.shape.fields, self._infer(known.position(), LATER_VALUES))
+        if not joined.changes:
+            return known.describe()
+        if self.evolve == "fail":
+            raise UsageError(f"table {self.name}: {joined.changes[0]}, and evolve is 'fail'; expected the known fields")
+        return TypedTable(self.lake, replace(known.shape, fields=joined.fields)).describe_replacement()
+
+    def _infer(self, position: tuple[str, int] | None, most: int) -> pa.Schema:
+        """Return the fields in a sample of changes after a position, without those named like a key column."""
+        delta = find_delta(self.lake, position)
+        if delta is None:
+            return pa.schema([])
+        found = infer_fields(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
+        taken = {part.name.lower() for part in self.shape.key.parts}
+        return pa.schema([each for each in found if quote_column(each.name).lower() not in taken])
+
+
+def _sample_values(table: AnyTable, files: Sequence[DataFile], shape: TableShape, most: int) -> Iterator[bytes | None]:
+    """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows."""
+    chosen = [files[at] for at in _spread(len(files), MOST_FILES)]
+    for path in table.list_paths(chosen):
+        with open_parquet(path) as file:
+            group = file.read_row_group(file.num_row_groups // 2, columns=COLUMNS)
+        rows = shape.select_documents(fill_collection_ids(match_types(group, CHANGE_SCHEMA)))
+        values = rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]
+        places = _spread(len(values), max(1, most // len(chosen)))
+        yield from values.take(pa.array(places, pa.int64())).to_pylist()
+
+
+def _spread(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, spread evenly."""
+    return [int(each) for each in np.linspace(0, count - 1, min(count, most))] if count else []

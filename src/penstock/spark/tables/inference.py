@@ -1,0 +1,146 @@
+"""Inference: the types of the fields of documents.
+
+A field has the type of most of its values; the other values do not fit. Whole numbers are BIGINT, or DECIMAL(38, 0) if
+some need more than 64 bits. If some numbers have a fraction, all are DOUBLE. A field with only nulls, empty objects or
+empty arrays has no type yet, and is left out.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from penstock.spark.values.json_types import as_struct, format_type, may_be_column
+from penstock.wire.values.json_value import read_members
+
+__all__ = ["FieldChanges", "add_fields", "infer_fields"]
+
+MOST_DEPTH = 16
+"""Levels of an inferred type. Deeper values are left out."""
+MOST_FIELDS = 500
+"""Fields of an object, the most frequent ones. More names are probably data."""
+_WIDE = pa.decimal128(38, 0)
+_WIDENED = {(pa.int64(), pa.float64()), (pa.int64(), _WIDE), (_WIDE, pa.float64())}
+"""Types of a column with the type of newer values that holds both."""
+
+
+@dataclass(slots=True)
+class _ValueTypes:
+    """The values of a field, by JSON type.
+
+    Attributes:
+        counts: number of values of each JSON type.
+        fields: the fields of its objects.
+        elements: the elements of its arrays, None without arrays.
+    """
+
+    counts: Counter[str] = field(default_factory=Counter)
+    fields: dict[str, _ValueTypes] = field(default_factory=dict)
+    elements: _ValueTypes | None = None
+
+    def add(self, value: Any, depth: int = 0) -> None:
+        """Add a value of the field."""
+        if value is None or depth > MOST_DEPTH:
+            return
+        self.counts[_classify(value)] += 1
+        if isinstance(value, dict):
+            self.add_members(value.items(), depth)
+        elif isinstance(value, list):
+            self.elements = self.elements or _ValueTypes()
+            for each in value:
+                self.elements.add(each, depth + 1)
+
+    def add_members(self, members: Iterable[tuple[str, Any]], depth: int) -> None:
+        """Add the fields of an object."""
+        for name, value in members:
+            if may_be_column(name):
+                self.fields.setdefault(name, _ValueTypes()).add(value, depth + 1)
+
+    def choose_type(self) -> pa.DataType | None:
+        """Return the type of most values, None if there is none yet."""
+        numbers = sum(self.counts[kind] for kind in ("whole", "wide", "fraction"))
+        groups = {kind: self.counts[kind] for kind in ("text", "boolean", "object", "array")} | {"number": numbers}
+        kind = max(groups, key=lambda each: groups[each])
+        if not groups[kind]:
+            return None
+        if kind == "number":
+            return pa.float64() if self.counts["fraction"] else _WIDE if self.counts["wide"] else pa.int64()
+        if kind == "object":
+            found = self.choose_fields()
+            return pa.struct(found) if found else None
+        if kind == "array":
+            element = self.elements.choose_type() if self.elements is not None else None
+            return None if element is None else pa.list_(element)
+        return pa.string() if kind == "text" else pa.bool_()
+
+    def choose_fields(self) -> list[pa.Field]:
+        """Return the fields of the objects that have a type, in the order of their first appearance."""
+        kept = sorted(self.fields, key=lambda name: -self.fields[name].counts.total())[:MOST_FIELDS]
+        types = {name: each.choose_type() for name, each in self.fields.items() if name in {*kept}}
+        return [pa.field(name, of) for name, of in types.items() if of is not None]
+
+
+def _classify(value: Any) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    if isinstance(value, int):
+        return "whole" if -(2**63) <= value < 2**63 else "wide"
+    kinds: tuple[tuple[type, str], ...] = ((float, "fraction"), (str, "text"), (dict, "object"))
+    return next((name for kind, name in kinds if isinstance(value, kind)), "array")
+
+
+def infer_fields(values: Iterable[bytes | None]) -> pa.Schema:
+    """Return the fields of the JSON objects among some documents, in the order of their first appearance."""
+    found = _ValueTypes()
+    for value in values:
+        members = read_members(value) if value is not None else None
+        found.add_members(((each.name, each.value) for each in members or ()), 0)
+    return pa.schema(found.choose_fields())
+
+
+@dataclass(frozen=True, slots=True)
+class FieldChanges:
+    """Fields that newer documents add to a schema.
+
+    Attributes:
+        fields: the schema with the new fields, and with wider types.
+        changes: the differences in words.
+    """
+
+    fields: pa.Schema
+    changes: tuple[str, ...]
+
+
+def add_fields(known: pa.Schema, found: pa.Schema) -> FieldChanges:
+    """Return a schema with the fields that only the other schema has. Types stay, unless a wider one holds both.
+
+    Args:
+        known: the schema.
+        found: the fields of newer documents.
+    """
+    changes: list[str] = []
+    joined = _join_types(as_struct(known), as_struct(found), "", changes)
+    return FieldChanges(pa.schema(list(joined)), tuple(changes))
+
+
+def _join_types(known: pa.DataType, found: pa.DataType, path: str, changes: list[str]) -> pa.DataType:
+    if pa.types.is_struct(known) and pa.types.is_struct(found):
+        fields = {each.name: each.type for each in known}
+        for each in found:
+            place = f"{path}.{each.name}" if path else each.name
+            if each.name in fields:
+                fields[each.name] = _join_types(fields[each.name], each.type, place, changes)
+            else:
+                fields[each.name] = each.type
+                changes.append(f"{place} {format_type(each.type)} is new")
+        return pa.struct(list(fields.items()))
+    if pa.types.is_list(known) and pa.types.is_list(found):
+        return pa.list_(_join_types(known.value_type, found.value_type, f"{path}[]", changes))
+    if (known, found) in _WIDENED:
+        changes.append(f"{path} {format_type(known)} becomes {format_type(found)}")
+        return found
+    return known
