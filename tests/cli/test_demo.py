@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 
 import pytest
+from deltalake import DeltaTable
 
 from tests.cli.terminals import run_on_terminal
 from tests.patience import PATIENCE
@@ -47,6 +48,21 @@ def test_demo_ends_with_both_tables_equal(tmp_path):
     assert "600 changes" in ran.stdout
     assert "equal to the bucket key by key" in ran.stdout
     assert (lake / "current" / "_delta_log").is_dir()
+    assert "SELECT _batch, count(*) FROM documents GROUP BY _batch" in ran.stdout
+    found = DeltaTable(str(lake / "tables" / "documents")).to_pyarrow_table()
+    assert found.num_rows == len(set(found["key"].to_pylist())) == 700
+    assert {f"é {n}" for n in found["n"].drop_null().to_pylist()} <= {*found["key"].to_pylist()}
+
+
+def test_demo_ends_with_a_query_of_columns(tmp_path):
+    options = ["--count", "300", "--seconds", "1", "--lake", tmp_path / "lake"]
+    ran = subprocess.run([*COMMAND, *options], capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    rest = ran.stdout.partition("SELECT style, avg(abv) FROM beers GROUP BY style")[2]
+    found = dict(re.findall(r"^ +(\S.*\S)  (\d+\.\d\d)$", rest, re.MULTILINE))
+    beers = DeltaTable(str(tmp_path / "lake" / "tables" / "beers")).to_pyarrow_table()
+    expected = beers.group_by("style").aggregate([("abv", "mean")]).sort_by("style").slice(0, 5).to_pylist()
+    assert found == {line["style"]: f"{line['abv_mean']:.2f}" for line in expected}
 
 
 @pytest.mark.skipif(not Path("/proc/self/environ").exists(), reason="finds the demo's processes through /proc")

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,8 @@ class DemoRun:
 
     def run(self) -> bool:
         """Return whether the current table equals the bucket."""
+        from deltalake import DeltaTable
+
         from penstock.spark.lake.tables.directory import LakeDirectory
 
         with run_demo_node() as node:
@@ -68,8 +71,29 @@ class DemoRun:
             progress = self.run_pipeline(node.url)
             lake = LakeDirectory(self.lake)
             differences, documents = asyncio.run(compare_documents(node.url, lake))
+        rows = DeltaTable(str(self.lake / "tables" / self.table)).count()
+        if rows != documents:
+            differences.append(f"the table {self.table} has {rows:,} rows, and the bucket {documents:,} documents")
         self.print_summary(progress, differences, documents, lake)
+        self.print_query()
         return not differences
+
+    def print_query(self) -> None:
+        """Print a query of the typed table, by an engine that does not know Penstock, and its result."""
+        import pyarrow as pa
+        from deltalake import DeltaTable, QueryBuilder
+
+        place, is_beer = self.lake / "tables" / self.table, self.plan.file is None
+        column, value = ("style", "avg(abv)") if is_beer else ("_batch", "count(*)")
+        query = f"SELECT {column}, {value} FROM {self.table} GROUP BY {column}"
+        found = (
+            QueryBuilder().register(self.table, DeltaTable(str(place))).execute(f"{query} ORDER BY {column} LIMIT 5")
+        )
+        self.console.print("\n[bold]Query[/]", end="")
+        lines = [query, f"of {place}, for any program that reads Delta"]
+        lines += ["  ".join(map(_format_cell, line.values())) for line in pa.table(found.read_all()).to_pylist()]
+        for indent, line in zip([6, *[11] * len(lines)], lines, strict=False):
+            self.console.print(" " * indent + line, highlight=False, markup=False, soft_wrap=True)
 
     def print_progress(self, text: str) -> None:
         """Print a line with the time since the start."""
@@ -87,6 +111,11 @@ class DemoRun:
         if done.stopped_at_line is not None or not done.loaded:
             raise Error(f"{self.plan.file} gave {done}; expected a file whose lines can all be loaded")
         return done
+
+    @property
+    def table(self) -> str:
+        """The name of the typed table."""
+        return "beers" if self.plan.file is None else "documents"
 
     @contextmanager
     def open_documents(self) -> Iterator[Iterable[LoadedDocument | BadLine]]:
@@ -128,6 +157,7 @@ class DemoRun:
             The last progress of the pipeline.
         """
         from penstock.client.blocking import LoopThread
+        from penstock.spark.dependents.kinds.table_definition import TableDefinition
         from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
         from penstock.spark.pipeline.run.pipeline_run import run_pipeline
 
@@ -145,7 +175,9 @@ class DemoRun:
                     changing.append(loop.start(self.change_documents(url)))
                     changing[0].add_done_callback(lambda _: finish.set())
 
-            (progress,) = run_pipeline(define_bucket_pipeline(str(self.lake), url=url), report=report, finish=finish)
+            table = TableDefinition(name=self.table, collection="_default", schema="infer", key="key STRING")
+            definition = replace(define_bucket_pipeline(str(self.lake), url=url), dependents=(table,))
+            (progress,) = run_pipeline(definition, report=report, finish=finish)
             changing[0].result(_STOP_SECONDS)
         return progress
 
@@ -182,6 +214,12 @@ class DemoRun:
         )
         self.console.print(f"[bold]Current[/]    {verdict}")
         self.console.print(f"[bold]Time[/]       {time.monotonic() - self.started:.0f} s")
+
+
+def _format_cell(value: str | float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    return "null" if value is None else str(value)
 
 
 def _format_progress(progress: SourceProgress, tally: WorkloadTally) -> str:
