@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from penstock.client.cluster.cluster_file import BucketEntry, UserEntry
@@ -79,13 +79,16 @@ def _shorten_role(role: str) -> str:
     return f"{name}[{places}]" if places else name
 
 
-def compare_places(bucket: BucketEntry, layout: MapLayout, strays: Sequence[Iterable[int]]) -> list[ClusterDifference]:
+def compare_places(
+    bucket: BucketEntry, layout: MapLayout, strays: Sequence[Iterable[int]], idle: Collection[int] = ()
+) -> list[ClusterDifference]:
     """Return the differences of the places of a bucket's vbuckets.
 
     Args:
         bucket: the bucket.
         layout: the newest map.
         strays: for each node of the layout, the vbuckets that are active or dead there although they belong to others.
+        idle: the vbuckets that are not active at their owner in the layout.
     """
     subject, count = f"bucket {bucket.name}", len(layout.nodes)
     found = [
@@ -97,10 +100,9 @@ def compare_places(bucket: BucketEntry, layout: MapLayout, strays: Sequence[Iter
         for node, extra in zip(layout.nodes, strays, strict=True)
         if extra
     ]
-    orphans = layout.list_owned(NO_NODE)
-    if orphans:
+    if idle:
         found.append(
-            ClusterDifference(subject, f"vbuckets {format_ranges(orphans, ', ')} without an owner", "an owner")
+            ClusterDifference(subject, f"vbuckets {format_ranges(sorted(idle), ', ')} not active", "one owner of each")
         )
     moves = plan_balance([chain[0] for chain in layout.chains], count)
     if moves:

@@ -24,7 +24,7 @@ from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["FailoverResult", "fail_over", "format_risks", "read_report"]
+__all__ = ["FailoverResult", "fail_over", "format_risks", "read_copies", "read_report"]
 
 
 class FailoverResult(NamedTuple):
@@ -128,7 +128,8 @@ async def _scan_nodes(publisher: MapPublisher, node: Endpoint) -> _NodeScan:
         for vbucket, chain in enumerate(layout.chains)
     }
     orphans = sorted(vbucket for vbucket, owner in owners.items() if owner == NO_NODE)
-    found = await asyncio.gather(*(_read_replicas(*each, orphans) for each in zip(controls, reports, strict=True)))
+    replicas = [_find(report.states, VbucketState.REPLICA) & {*orphans} for report in reports]
+    found = await asyncio.gather(*map(read_copies, controls, reports, replicas))
     plans = {}
     for vbucket in orphans:
         chain = [None if at == NO_NODE else endpoints[at] for at in publisher.layout.chains[vbucket]]
@@ -176,12 +177,15 @@ async def _stop_node(control: NodeControl) -> bool:
     return True
 
 
-async def _read_replicas(
-    control: NodeControl, report: NodeReport, vbuckets: Collection[int]
-) -> dict[int, ReplicaReport]:
-    """Return the replicas of a node among vbuckets."""
-    mine = [vbucket for vbucket in vbuckets if report.has(vbucket, VbucketState.REPLICA)]
-    logs = await control.read_failover_logs(mine)
+async def read_copies(control: NodeControl, report: NodeReport, vbuckets: Collection[int]) -> dict[int, ReplicaReport]:
+    """Return the reports of a node about its copies of vbuckets.
+
+    Args:
+        control: the node.
+        report: its vbuckets.
+        vbuckets: vbuckets that it has, in any state.
+    """
+    logs = await control.read_failover_logs(vbuckets) if vbuckets else {}
     # Other servers do not report the end of the last complete snapshot.
-    wholes = {vb: report.whole_seqnos.get(vb, report.seqnos.get(vb, 0)) for vb in mine}
-    return {vb: ReplicaReport(control.endpoint, logs[vb], wholes[vb], report.is_fed(vb)) for vb in mine}
+    wholes = {vb: report.whole_seqnos.get(vb, report.seqnos.get(vb, 0)) for vb in vbuckets}
+    return {vb: ReplicaReport(control.endpoint, logs[vb], wholes[vb], report.is_fed(vb)) for vb in vbuckets}

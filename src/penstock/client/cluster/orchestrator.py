@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from penstock.client.cluster.balance_moves import BalanceMoves, choose_owners, plan_moves
+from penstock.client.cluster.balance_moves import BalanceMoves, plan_moves
 from penstock.client.cluster.cluster_differences import (
     ClusterDifference,
     compare_bucket,
@@ -23,6 +23,7 @@ from penstock.client.cluster.map_replication import MapReplication, place_replic
 from penstock.client.cluster.node_failover import FailoverResult, fail_over, read_report
 from penstock.client.cluster.node_pages import NodePages
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
+from penstock.client.cluster.owner_repair import find_idle, restore_owners
 from penstock.client.cluster.replica_choice import NodeReport
 from penstock.client.cluster.vbucket_mover import MovedVbucket, VbucketMover, release_strays
 from penstock.client.cluster.vbucket_rows import VbucketRow, find_strays, make_vbucket_rows
@@ -33,7 +34,6 @@ from penstock.client.replication.node_identity import NodeIdentity, check_identi
 from penstock.client.topology.balance_plan import check_replicas, plan_balance
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
-from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["Orchestrator"]
 
@@ -261,15 +261,19 @@ class Orchestrator:
             reports = await asyncio.gather(*map(read_report, _list_controls(publisher)))
             # Each node of a new bucket has all vbuckets: they are no difference of their own.
             strays = find_strays(publisher.layout, reports) if publisher.has_shared_map else [set() for _ in reports]
-            found = compare_places(bucket, publisher.layout, strays)
+            idle = find_idle(publisher.layout, reports) if publisher.has_shared_map else set()
+            found = compare_places(bucket, publisher.layout, strays, idle)
             for difference in found:
                 report(difference)
             if changes and found:
-                if not publisher.has_shared_map and not any(map(_has_changes, reports)):
+                if publisher.has_shared_map:
+                    await restore_owners(publisher)
+                elif not any(map(_has_changes, reports)):
                     await _spread_empty(publisher)
-                await _give_owners(publisher)
                 for control in _list_controls(publisher):
                     await release_strays(publisher, control)
+                if not publisher.has_shared_map:  # replicas are copied from the owners that the nodes' map names
+                    await publisher.publish(publisher.layout)
                 await self._move_all(publisher, bucket)
             return len(found)
 
@@ -339,20 +343,6 @@ async def _spread_empty(publisher: MapPublisher) -> None:
     layout = publisher.layout
     moves = plan_balance([chain[0] for chain in layout.chains], len(layout.nodes))
     await publisher.publish(layout.set_owners({move.vbucket: move.target for move in moves}))
-
-
-async def _give_owners(publisher: MapPublisher) -> None:
-    """Give the vbuckets without an owner to the nodes that have most changes of them, or begin them empty."""
-    layout, controls = publisher.layout, _list_controls(publisher)
-    if not layout.list_owned(NO_NODE):
-        return
-    owners = choose_owners(layout, await asyncio.gather(*(control.read_kept_seqnos() for control in controls)))
-    after = layout.set_owners(owners)
-    for place, control in enumerate(controls):
-        mine = {vbucket for vbucket, owner in owners.items() if owner == place}
-        await control.set_states(mine, VbucketState.ACTIVE)
-        await control.set_chains({vbucket: after.list_copies(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
-    await publisher.publish(after)
 
 
 def _has_changes(report: NodeReport) -> bool:

@@ -29,7 +29,7 @@ from penstock.errors import ConnectionClosed, KeyExists, OperationTimeout, Usage
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step", "release_strays"]
+__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step", "release_strays", "wait_until_closed"]
 
 _TAKEOVER_SECONDS = 300.0
 """Time for one takeover after the replica has caught up."""
@@ -315,7 +315,7 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     seqnos = await node.read_kept_seqnos()
     filled = {vb for vb in active | dead if seqnos.get(vb) != 0}  # also one that the server does not report
     replaced = await _find_replaced(publisher, node, filled, seqnos)
-    for vbucket in sorted(dead & filled - replaced):
+    for vbucket in sorted(filled - replaced):
         owner = layout.chains[vbucket][0]
         if owner != NO_NODE:
             with suppress(UsageError):  # the owner does not have its changes
