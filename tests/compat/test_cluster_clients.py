@@ -83,7 +83,7 @@ def parse_java_line(line):
 
 
 class StreamConsumer(NamedTuple):
-    """A consumer in its default settings.
+    """A consumer of change streams.
 
     Attributes:
         find_program: returns the beginning of its command.
@@ -96,17 +96,22 @@ class StreamConsumer(NamedTuple):
     parse: Callable[[str], ReceivedMutation | ReceivedRollback | None]
 
 
+def make_java_consumer(changes):
+    return StreamConsumer(
+        lambda: make_java_command("Dcp"),
+        lambda cluster: [*cluster.make_arguments(), "never", changes],
+        parse_java_line,
+    )
+
+
 CONSUMERS = {
     "go-dcp": StreamConsumer(
         lambda: [find_go_program("stream")],
         lambda cluster: [cluster.http_url, *cluster.make_arguments()[1:], "group", "couchbase", str(free_ports(1)[0])],
         parse_go_line,
     ),
-    "java-dcp-client": StreamConsumer(
-        lambda: make_java_command("Dcp"),
-        lambda cluster: [*cluster.make_arguments(), "never", "all"],
-        parse_java_line,
-    ),
+    "java-dcp-client": make_java_consumer("all"),
+    "java-dcp-client of the connectors": make_java_consumer("persisted"),
 }
 
 

@@ -16,7 +16,10 @@ from penstock.wire.messages.kv import Observed, ObserveSeqno, unpack_observed
 
 __all__ = ["judge_copies", "observe_copies"]
 
-_ACCEPTED = (Status.KEY_ENOENT, Status.NOT_MY_VBUCKET)
+_MOVED = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL)
+"""Statuses of a node that does not have the vbucket any more. A node of this project sends ETMPFAIL during a move."""
+
+_ACCEPTED = (Status.KEY_ENOENT, *_MOVED)
 
 
 async def observe_copies(nodes: Nodes, branches: Mapping[int, int], timeout: float) -> dict[int, list[Observed | None]]:
@@ -60,7 +63,7 @@ async def _observe_at(
             raise
         nodes.invalidate_map()
         return [None] * len(requests)
-    if any(reply.specific == Status.NOT_MY_VBUCKET for reply in replies):
+    if any(reply.specific in _MOVED for reply in replies):
         nodes.invalidate_map()
     return [_read_reply(reply) for reply in replies]
 

@@ -76,7 +76,11 @@ def observe_seqno(session: Session, request: ObserveSeqno) -> bytes:
     if len(request.value) != _VBUUID_BYTES:
         raise InvalidArguments(f"vbuuid of {len(request.value)} bytes, expected {_VBUUID_BYTES}")
     bucket = session.require_bucket()
-    vbucket = _find_living_vbucket(bucket, request.vbucket)
+    vbucket = bucket.store.find_existing(request.vbucket)
+    if vbucket.history.state is VbucketState.DEAD:
+        # It moves, and the new map is under way. kv_engine answers NOT_MY_VBUCKET: java-dcp-client 0.58 then closes the
+        # connection, keeps its streams in mind, and discards their changes that it gets from the next owner.
+        raise TemporaryFailure(f"vbucket {vbucket.id} is dead, expected a new cluster map")
     known = int.from_bytes(request.value, "big")
     now = Observed(
         vbucket.id, vbucket.history.vbuuid, bucket.get_reported_persisted_seqno(vbucket), vbucket.changes.high_seqno
