@@ -15,6 +15,7 @@ import pytest
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.storage.lake_lease import LEASE_VARIABLE
 from tests.patience import PATIENCE
@@ -31,6 +32,11 @@ trigger_seconds = 0.1
 [current]
 merge_rows = 100
 merge_share = 0
+[[table]]
+collection = "_default"
+name = "numbers"
+schema = "infer"
+key = "k{{number INT}}"
 [[index]]
 name = "by_number"
 path = "n"
@@ -53,6 +59,17 @@ print("tables", session.table("beers").count(), session.table("beers_json").wher
 session.stop()
 """
 FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
+
+
+def read_numbers(lake: Lake) -> dict[bytes, dict[str, object]]:
+    """Return the documents in the typed table."""
+    typed = TypedTable.find(lake, "numbers")
+    assert typed is not None
+    opened = typed.open()
+    assert opened is not None
+    lines = opened.to_pyarrow_table().to_pylist()
+    assert all(line["_rest"] is None and line["_key"] == f"k{line['number']}" for line in lines)
+    return {line["_key"].encode(): {"n": line["n"], "t": line["t"]} for line in lines}
 
 
 class Machine:
@@ -112,6 +129,7 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
     assert len({each[:2] for each in found}) == len(found)
     assert documents.newest() <= set(found)
     assert current_of(lake) == documents.contents()
+    assert read_numbers(lake) == {key: json.loads(value) for key, (_, value) in documents.contents().items()}
     assert SecondaryIndex.stored(lake, "by_number").range(high=5)["key"].to_pylist() == [
         "k8",
         *(f"k{n}" for n in range(6)),
@@ -136,5 +154,6 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
     cuts = lake.changelog(["vbucket", "seqno"], pc.field("event") == "rollback").to_pylist()
     assert sorted((each["vbucket"], each["seqno"]) for each in cuts) == [(vbucket, 0) for vbucket in range(4)]
     assert current_of(lake) == documents.contents()
+    assert read_numbers(lake) == {key: json.loads(value) for key, (_, value) in documents.contents().items()}
     assert SECRET not in first.output + second.output
     assert not [key for key, content in list_objects("").items() if SECRET.encode() in content]
