@@ -6,31 +6,32 @@ from collections.abc import Iterable, Iterator
 
 from penstock.client.feeds.stream_position import Position
 from penstock.store.documents.vbucket import Vbucket
-from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 from tests.simulation.clients import Consumer
 from tests.simulation.cluster import Cluster
-from tests.simulation.orchestrator import Orchestrator
+from tests.simulation.orchestrator import ClusterDriver
 from tests.store.failing import read_newest_changes
 
 __all__ = ["find_differences", "find_double_owners", "is_quiet"]
 
 
-def is_quiet(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[Consumer]) -> bool:
+def is_quiet(cluster: Cluster, driver: ClusterDriver, consumers: Iterable[Consumer]) -> bool:
     """Return whether all nodes have the newest map, and all replicas and consumers the newest seqnos."""
-    if orchestrator.moving or any(node.node is None for node in cluster.nodes):
+    if any(node.node is None for node in cluster.nodes):
         return False
-    if any(revision != orchestrator.revision for revision in orchestrator.applied.values()):
+    if len({driver.read_version(number) for number in range(len(cluster.nodes))}) > 1:
         return False
-    for number, place in orchestrator.map.items():
+    for number, place in driver.map.items():
         active = cluster.nodes[place.owner].vbuckets[number]
+        if [node for node in cluster.nodes if node.vbuckets[number].history.is_served] != [cluster.nodes[place.owner]]:
+            return False
         for node in cluster.nodes:
             copy = node.vbuckets[number]
             if copy.history.prepares.pending or describe_history(copy) != describe_history(active):
                 return False
     return all(
-        _has_newest(consumer, cluster.nodes[orchestrator.map[consumer.vbucket].owner].vbuckets[consumer.vbucket])
+        _has_newest(consumer, cluster.nodes[driver.map[consumer.vbucket].owner].vbuckets[consumer.vbucket])
         for consumer in consumers
     )
 
@@ -78,23 +79,24 @@ def _list_compared(vbucket: Vbucket, *, timed: bool) -> set[tuple[object, ...]]:
     return compared
 
 
-def find_double_owners(cluster: Cluster, orchestrator: Orchestrator) -> Iterator[str]:
-    """Yield a sentence for each vbucket that two nodes with the newest map both have active, or none of all."""
-    newest = [
-        node
-        for number, node in enumerate(cluster.nodes)
-        if node.node is not None and orchestrator.applied[number] == orchestrator.revision
-    ]
-    for vbucket in orchestrator.map:
-        owners = [node.name for node in newest if node.vbuckets[vbucket].history.state is VbucketState.ACTIVE]
-        is_missing = not owners and len(newest) == len(cluster.nodes) and vbucket not in orchestrator.moving
-        if len(owners) > 1 or is_missing:
-            yield f"revision {orchestrator.revision}: vbucket {vbucket} is active on {owners}"
+def find_double_owners(cluster: Cluster, driver: ClusterDriver) -> Iterator[str]:
+    """Yield a sentence for each vbucket that two nodes with the newest map serve."""
+    running = [(number, node) for number, node in enumerate(cluster.nodes) if node.node is not None]
+    versions = {number: driver.read_version(number) for number, _ in running}
+    newest = max((version for version in versions.values() if version is not None), default=None)
+    for vbucket in driver.map:
+        owners = [
+            node.name
+            for number, node in running
+            if versions[number] == newest and node.vbuckets[vbucket].history.is_served
+        ]
+        if newest is not None and len(owners) > 1:
+            yield f"map {newest}: vbucket {vbucket} is served by {owners}"
 
 
-def find_differences(cluster: Cluster, orchestrator: Orchestrator, consumers: Iterable[Consumer]) -> Iterator[str]:
+def find_differences(cluster: Cluster, driver: ClusterDriver, consumers: Iterable[Consumer]) -> Iterator[str]:
     """Yield a sentence for each replica and each consumer that differs from the active vbucket."""
-    for number, place in orchestrator.map.items():
+    for number, place in driver.map.items():
         active = cluster.nodes[place.owner].vbuckets[number]
         expected = read_newest_changes(active)
         timed = not active.history.prepares.is_used

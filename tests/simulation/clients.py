@@ -20,7 +20,7 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 from penstock.wire.messages.kv import Delete, ObserveSeqno, Set, unpack_observed
 from tests.simulation.cluster import BUCKET, PORT
-from tests.simulation.orchestrator import Orchestrator
+from tests.simulation.orchestrator import ClusterDriver
 from tests.simulation.promises import Promises, Write
 
 __all__ = ["Consumer", "Writer"]
@@ -48,7 +48,7 @@ class Writer:
 
     Args:
         name: part of its keys: no key has two writers.
-        orchestrator: has the map.
+        driver: has the map.
         promises: gets the acknowledged writes.
         random: chooses keys, values and waits.
         durable: the part of the writes that are durable.
@@ -58,12 +58,10 @@ class Writer:
         promises: as the argument.
     """
 
-    def __init__(
-        self, name: str, orchestrator: Orchestrator, promises: Promises, random: Random, durable: float
-    ) -> None:
+    def __init__(self, name: str, driver: ClusterDriver, promises: Promises, random: Random, durable: float) -> None:
         self.acknowledged = 0
         self._name = name
-        self._orchestrator = orchestrator
+        self._driver = driver
         self.promises = promises
         self._random = random
         self._durable = durable
@@ -75,18 +73,18 @@ class Writer:
         for _ in range(count):
             await asyncio.sleep(self._random.expovariate(count / seconds))
             with suppress(*_LOST):
-                await self._write(self._random.randrange(len(self._orchestrator.map)))
+                await self._write(self._random.randrange(len(self._driver.map)))
 
     async def _write(self, vbucket: int) -> None:
-        place, random = self._orchestrator.map[vbucket], self._random
+        place, random = self._driver.map[vbucket], self._random
         key = f"{self._name}{random.randrange(_KEYS)}".encode()
         session = await self._connect(place.owner)
-        node = self._orchestrator.cluster.nodes[place.owner]
+        node = self._driver.cluster.nodes[place.owner]
         process = node.process
         self._written += 1
         level = random.choice(_LEVELS) if random.random() < self._durable else None
         framing = b"" if level is None else _make_framing(level, random.choice(_LIMITS))
-        since = len(self.promises.ended)
+        since = self.promises.ended
         if random.random() < 0.2:
             request = Delete(key=key, vbucket=vbucket, framing=framing)
             reply = await session.link.request(request, _TIMEOUT, accept=(Status.KEY_ENOENT,))
@@ -101,13 +99,13 @@ class Writer:
         if not process.is_alive or node.process is not process:
             return
         self.promises.add(write, since)
-        nodes = range(len(self._orchestrator.cluster.nodes))
+        nodes = range(len(self._driver.cluster.nodes))
         for number in [number for number in nodes if random.random() < 0.3]:
             await self._wait_for(write, number, on_disk=random.random() < 0.5)
 
     async def _wait_for(self, write: Write, number: int, *, on_disk: bool) -> None:
         """Wait until a node has a write, for some time."""
-        node = self._orchestrator.cluster.nodes[number]
+        node = self._driver.cluster.nodes[number]
         for _ in range(5):
             process = node.process
             session = await self._connect(number)
@@ -126,7 +124,7 @@ class Writer:
     async def _connect(self, number: int) -> ClientSession:
         session = self._sessions.get(number)
         if session is None or session.link.closed.done():
-            address = parse_address(_make_url(self._orchestrator.cluster.nodes[number].host))
+            address = parse_address(_make_url(self._driver.cluster.nodes[number].host))
             session = self._sessions[number] = await open_session(
                 address, Purpose(mutation_tokens=True, durable_writes=True)
             )
@@ -142,21 +140,21 @@ class Consumer:
         rollbacks: number of rollbacks.
     """
 
-    def __init__(self, vbucket: int, orchestrator: Orchestrator) -> None:
+    def __init__(self, vbucket: int, driver: ClusterDriver) -> None:
         self.vbucket = vbucket
         self.position: Position | None = None
         self.changes: list[Change] = []
         self.rollbacks = 0
-        self._orchestrator = orchestrator
+        self._driver = driver
 
     async def run(self) -> None:
         """Follow the vbucket until the task is cancelled."""
         while True:
-            owner = self._orchestrator.map[self.vbucket].owner
-            following = asyncio.ensure_future(self._follow(self._orchestrator.cluster.nodes[owner].host))
+            owner = self._driver.map[self.vbucket].owner
+            following = asyncio.ensure_future(self._follow(self._driver.cluster.nodes[owner].host))
             try:
-                while not following.done() and self._orchestrator.map[self.vbucket].owner == owner:
-                    change = asyncio.ensure_future(self._orchestrator.changed.wait())
+                while not following.done() and self._driver.map[self.vbucket].owner == owner:
+                    change = asyncio.ensure_future(self._driver.changed.wait())
                     try:
                         await asyncio.wait([following, change], return_when=asyncio.FIRST_COMPLETED)
                     finally:

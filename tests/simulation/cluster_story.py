@@ -8,10 +8,9 @@ from typing import Any
 from tests.simulation.checks import find_differences, find_double_owners, is_quiet
 from tests.simulation.clients import Consumer, Writer
 from tests.simulation.cluster import SimulatedNode
-from tests.simulation.orchestrator import Orchestrator
+from tests.simulation.orchestrator import ClusterDriver
 from tests.simulation.promises import Promises
 from tests.simulation.schedule import Schedule
-from tests.simulation.vbucket_moves import move_vbucket
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import World
 
@@ -27,17 +26,20 @@ class ClusterStory(World):
         vbuckets = schedule.vbuckets[0]
         names = ("orchestrator", "writer0", "writer1", "consumer")
         super().__init__(schedule, loop, [vbuckets] * schedule.nodes, names)
-        self.orchestrator = Orchestrator(self.cluster, vbuckets, self.clients[0])
-        self.promises = Promises(self.cluster, self.orchestrator)
+        self.driver = ClusterDriver(self.cluster, vbuckets, self.clients[0])
+        self.promises = Promises(self.cluster, self.driver)
         self.writers = [
-            Writer(f"w{number}-", self.orchestrator, self.promises, self.clients[1 + number].random, schedule.durable)
+            Writer(f"w{number}-", self.driver, self.promises, self.clients[1 + number].random, schedule.durable)
             for number in range(schedule.writers)
         ]
-        self.consumers = [Consumer(vbucket, self.orchestrator) for vbucket in range(vbuckets)]
+        self.consumers = [Consumer(vbucket, self.driver) for vbucket in range(vbuckets)]
+
+    async def prepare(self) -> None:
+        """Spread the vbuckets, and begin to replicate."""
+        await self.driver.begin()
 
     def begin(self) -> list[asyncio.Task[Any]]:
-        """Begin to orchestrate, to write, to consume, and to watch the owners."""
-        self.orchestrator.run()
+        """Begin to write, to consume, and to watch the owners."""
         for consumer in self.consumers:
             self.loop.spawn(self.clients[3], consumer.run())
         self.loop.spawn(self.clients[0], self._watch_owners())
@@ -47,14 +49,16 @@ class ClusterStory(World):
         ]
 
     async def is_at_rest(self) -> bool:
-        """Return whether all replicas and consumers have everything."""
-        return is_quiet(self.cluster, self.orchestrator, self.consumers)
+        """Give all nodes their share again. Return whether all replicas and consumers have everything."""
+        if not self.driver.is_settled:
+            await self.driver.rebalance()
+        return is_quiet(self.cluster, self.driver, self.consumers)
 
     def check(self) -> None:
         """Check the promises, the replicas and the consumers."""
         self.promises.check_all()
         self.problems += self.promises.broken
-        self.problems += find_differences(self.cluster, self.orchestrator, self.consumers)
+        self.problems += find_differences(self.cluster, self.driver, self.consumers)
 
     async def _watch_owners(self) -> None:
         while True:
@@ -62,11 +66,11 @@ class ClusterStory(World):
             self._check_owners()
 
     def _check_owners(self) -> None:
-        self.problems += find_double_owners(self.cluster, self.orchestrator)
+        self.problems += find_double_owners(self.cluster, self.driver)
 
     def describe_state(self) -> str:
         """Return owners, histories and positions."""
-        owners = {vbucket: place.owner for vbucket, place in self.orchestrator.map.items()}
+        owners = {vbucket: place.owner for vbucket, place in self.driver.map.items()}
         nodes = {
             node.name: None
             if node.node is None
@@ -76,9 +80,8 @@ class ClusterStory(World):
         return f"owners {owners}, nodes {nodes}, consumers {[each.position for each in self.consumers]}"
 
     def handle_crash(self, node: SimulatedNode) -> None:
-        """Send the states to the node again, and expect no writes that were only in its memory."""
+        """Expect no writes that were only in the memory of the node."""
         super().handle_crash(node)
-        self.orchestrator.forget(node)
         self.promises.end_process(node)
 
     def count(self) -> dict[str, int]:
@@ -88,7 +91,7 @@ class ClusterStory(World):
             "promised": len(self.promises.writes),
             "released": self.promises.released,
             "rollbacks": sum(consumer.rollbacks for consumer in self.consumers),
-            "maps": self.orchestrator.revision - 1,
+            "maps": self.driver.maps,
         }
 
     # Faults
@@ -103,31 +106,26 @@ class ClusterStory(World):
         nodes = [node for node in self.cluster.nodes if node.node is not None]
         for node in nodes:
             self.cluster.crash(node, power=True, silent=False)
-        owner = None if vbucket is None else self.cluster.nodes[self.orchestrator.map[vbucket].owner]
+        owner = None if vbucket is None else self.cluster.nodes[self.driver.map[vbucket].owner]
         delays = dict(zip(self.cluster.nodes, seconds, strict=True))
         restarts = [asyncio.ensure_future(self.restart(node, delays[node])) for node in nodes if node is not owner]
-        if vbucket is not None:
-            for _ in range(60):
-                if self.orchestrator.fail_over_best(vbucket):
-                    break
-                await asyncio.sleep(0.05)
+        if owner is not None:
+            await self.driver.fail_over(self.cluster.nodes.index(owner), rebalances=False)
         if owner in nodes:
             await self.restart(owner, delays[owner])
         for restart in restarts:
             await restart
 
-    async def fail_over(self, vbucket: int, hops: int) -> None:
-        """Make another node the owner of a vbucket."""
-        self.orchestrator.fail_over(vbucket, self._find_target(vbucket, hops))
+    async def fail_over(self, node: int, rebalances: bool, kill: float | None) -> None:
+        """Fail a node over, unless that may lose a durable write. The command may be killed after some time."""
+        await self.driver.fail_over(node, rebalances=rebalances, seconds=kill)
 
-    async def fail_over_best(self, vbucket: int) -> None:
-        """Make the node with the best replica the owner of a vbucket."""
-        self.orchestrator.fail_over_best(vbucket)
+    async def rebalance(self, kill: float | None) -> None:
+        """Give all nodes their share of vbuckets and replicas. The command may be killed after some time."""
+        await self.driver.rebalance(kill)
 
     async def move(self, vbucket: int, hops: int, kills: tuple[float, ...]) -> None:
         """Move a vbucket to another node by takeover. The command is killed after these times, and started again."""
-        await move_vbucket(self.orchestrator, self.promises, vbucket, self._find_target(vbucket, hops), kills)
-
-    def _find_target(self, vbucket: int, hops: int) -> int:
-        """Return the node that comes so many places after the owner."""
-        return (self.orchestrator.map[vbucket].owner + hops) % self.schedule.nodes
+        target = (self.driver.map[vbucket].owner + hops) % self.schedule.nodes
+        for seconds in (*kills, None):
+            await self.driver.move(vbucket, target, seconds)

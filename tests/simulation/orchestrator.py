@@ -1,227 +1,202 @@
-"""The orchestrator of a simulated cluster: a map with revisions, states of vbuckets, and replication between nodes."""
+"""The product's orchestrator in a simulated process, and the map that its nodes have."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from penstock.client.cluster.replica_choice import ReplicaReport, choose_replica
-from penstock.client.connect.address import Address, parse_address
-from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.replication.map_layout import PUSHED_EPOCH, MapLayout, MapNode, make_map_document
+from penstock.client.cluster.cluster_file import BucketEntry, ClusterFile, NodeEntry
+from penstock.client.cluster.map_publisher import open_map
+from penstock.client.cluster.orchestrator import Orchestrator
+from penstock.client.cluster.vbucket_mover import VbucketMover
+from penstock.client.connect.cluster_map import NO_NODE
+from penstock.client.replication.map_layout import MapVersion, read_map_layout
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import Error
+from penstock.client.replication.replicator import ReplicationOptions, Replicator
+from penstock.errors import Error, UsageError
+from penstock.node.cluster.pushed_map import PushedMap
 from penstock.wire.codec.constants import VbucketState
-from tests.simulation.cluster import BUCKET, PORT, Cluster, SimulatedNode
-from tests.simulation.relay import run_relay
+from tests.simulation.cluster import BUCKET, PORT, Cluster
 from tests.simulation.virtual_loop import Process
 
-__all__ = ["Orchestrator", "VbucketPlace"]
+__all__ = ["ClusterDriver", "VbucketPlace"]
 
-_RETRY_SECONDS = 0.3
-_TIMEOUT = 3.0
-_VERSION_STEP = 1000
-"""Revisions of pushed maps between two of the orchestrator: the mover publishes its own maps between them."""
+_OPTIONS = "connectTimeout=3&operationTimeout=3&retrySeconds=3"
+_LOOK_SECONDS = 0.05
+_RETRY_SECONDS = 0.5
+_FAILURES = (OSError, Error, TimeoutError)
 
 
 class VbucketPlace(NamedTuple):
-    """The places of a vbucket.
+    """The place of a vbucket.
 
     Attributes:
-        revision: the revision of the map in which the vbucket came here.
-        owner: number of the node with the active vbucket. All other nodes have replicas.
+        number: counts the places that it has had.
+        owner: number of the node that owns it.
     """
 
-    revision: int
+    number: int
     owner: int
 
 
-class Orchestrator:
-    """Decides on which node each vbucket is active, and keeps states and replication accordingly.
+class ClusterDriver:
+    """Runs the commands of an orchestrator, one at a time, and notes where the vbuckets are then.
 
     Attributes:
-        revision: the revision of the map, which each failover and each move increases.
-        map: the place of each vbucket.
-        candidates: vbucket -> the nodes of which its owner had the best replica, as it became the owner.
-        applied: the revision of the map that each node has; 0 after a restart.
-        moving: the vbuckets that are being moved by takeover.
+        cluster: the machines.
+        map: the place of each vbucket, as of the end of the last command.
+        maps: number of maps that have changed a place.
+        is_settled: whether the last command has given all nodes their share.
         changed: set and replaced at each change of the map.
-        replica_state: the state of vbuckets on other nodes than the owner.
-        spoil: changes the bytes that are replicated; None: nothing does.
-        promoted: called with a node and a vbucket that became active there.
+        promoted: called with a vbucket that got a new owner: its number, the former owner, and whether the owner has
+            all changes of the former one.
+        restarted: called with the number of a vbucket whose owner has started again.
     """
 
     def __init__(self, cluster: Cluster, vbuckets: int, process: Process) -> None:
         self.cluster = cluster
-        self.revision = 1
-        self.map = {vb: VbucketPlace(1, vb % len(cluster.nodes)) for vb in range(vbuckets)}
-        self.candidates: dict[int, frozenset[int]] = {}
-        self.applied = dict.fromkeys(range(len(cluster.nodes)), 0)
-        self._forgotten = dict.fromkeys(self.applied, 0)
-        self.moving: set[int] = set()
+        self.map = {vbucket: VbucketPlace(0, 0) for vbucket in range(vbuckets)}
+        self.maps = 0
+        self.is_settled = False
         self.changed = asyncio.Event()
-        self.promoted: Callable[[int, int], None] = lambda node, vbucket: None
-        self.replica_state = VbucketState.REPLICA
-        self.spoil: Callable[[bytes], bytes] | None = None
+        self.promoted: Callable[[int, int, bool], None] = lambda vbucket, former, has_all: None
+        self.restarted: Callable[[int], None] = lambda vbucket: None
+        nodes = tuple(NodeEntry(url=f"couchbase://{node.host}:{PORT}?{_OPTIONS}") for node in cluster.nodes)
+        self._bucket = BucketEntry(name=BUCKET, vbuckets=vbuckets, replicas=len(nodes) - 1)
+        self._file = ClusterFile("the simulation", nodes, (self._bucket,))
+        self._address = self._file.make_address(BUCKET)
+        self._orchestrator = Orchestrator(self._file)
+        self._processes: dict[int, Process] = {}  # of the owners, by vbucket
+        self._commands = asyncio.Lock()
         self._process = process
-        self._nodes = tuple(MapNode((node.host, PORT), {"kv": PORT}) for node in cluster.nodes)
-        self._base: dict[str, Any] = {}
 
-    def run(self) -> None:
-        """Begin to keep all nodes and all replications."""
-        nodes = range(len(self.cluster.nodes))
-        for number in nodes:
-            self.cluster.loop.spawn(self._process, self._keep_states(number))
-        for source in nodes:
-            for target in nodes:
-                if source != target:
-                    self.cluster.loop.spawn(self._process, self._keep_replication(source, target))
+    async def begin(self) -> None:
+        """Spread the vbuckets, and begin to keep replicas and maps."""
+        while not self.is_settled:  # in a bucket with change history, each vbucket begins with an event of its own
+            await self.rebalance()
+        self.cluster.loop.spawn(self._process, self._run())
+        self.cluster.loop.spawn(self._process, self._look())
 
-    def fail_over(self, vbucket: int, target: int) -> bool:
-        """Make another node the owner of a vbucket, if it can be."""
-        if not self.can_own(vbucket, target):
-            return False
-        self.change_owner(vbucket, target)
-        return True
+    async def _run(self) -> None:
+        """Run `penstock cluster run`, again after each of its errors."""
+        while True:
+            with suppress(*_FAILURES):
+                await self._orchestrator.run(lambda *_: None)
+            await asyncio.sleep(_RETRY_SECONDS)
 
-    def fail_over_best(self, vbucket: int) -> bool:
-        """Make the node with the best replica of a vbucket its owner, if there is one."""
-        reports = {}
-        for number, node in enumerate(self.cluster.nodes):
-            if self.can_own(vbucket, number):
-                history = node.vbuckets[vbucket].history
-                if history.failover_log:
-                    report = ReplicaReport((node.host, number), tuple(history.failover_log), history.whole_seqno)
-                    reports[number] = report
-        if not reports:
-            return False
-        _, target = choose_replica(list(reports.values())).endpoint
-        self.change_owner(vbucket, target)
-        self.candidates[vbucket] = frozenset(reports)
-        return True
+    # The map
 
-    def can_own(self, vbucket: int, target: int) -> bool:
-        """Return whether a node that runs has a replica of the vbucket since the last change of its place.
+    def read_map(self, number: int) -> PushedMap | None:
+        """Return the map that a node has; None: it is down, or has none."""
+        node = self.cluster.nodes[number].node
+        return None if node is None else node.buckets[BUCKET].cluster_map.pushed
 
-        During a move no vbucket gets another owner: the mover would not know that map, since it publishes its own.
+    def read_version(self, number: int) -> MapVersion | None:
+        """Return the version of the map that a node has; None: it is down, or has none."""
+        pushed = self.read_map(number)
+        return None if pushed is None else (pushed.epoch, pushed.revision)
+
+    async def _look(self) -> None:
+        while True:
+            await asyncio.sleep(_LOOK_SECONDS)
+            if not self._commands.locked():
+                self.note_places()
+
+    def note_places(self, complete: frozenset[Process] = frozenset()) -> None:
+        """Note the owners of the newest map, and whether they have started again.
+
+        Args:
+            complete: processes that have lived while a command has moved vbuckets to its end: nothing was lost there.
         """
-        place = self.map[vbucket]
-        has_replica = target != place.owner and self.applied[target] >= place.revision
-        return has_replica and not self.moving and self.cluster.nodes[target].node is not None
+        maps = [found for found in map(self.read_map, range(len(self.cluster.nodes))) if found is not None]
+        if not maps:
+            return
+        newest = max(maps, key=lambda found: (found.epoch, found.revision))
+        layout = read_map_layout(newest.content, ("", PORT))
+        numbers = {(node.host, PORT): number for number, node in enumerate(self.cluster.nodes)}
+        for vbucket, place in self.map.items():
+            owner = layout.chains[vbucket][0]
+            if owner == NO_NODE:
+                continue
+            number = numbers[layout.nodes[owner].endpoint]
+            node, former = self.cluster.nodes[number], self.cluster.nodes[place.owner]
+            if former.process is not self._processes.get(vbucket, former.process) and former.node is not None:
+                self._processes[vbucket] = former.process
+                self.restarted(vbucket)
+            if number != place.owner:
+                self.map[vbucket] = VbucketPlace(place.number + 1, number)
+                self._processes[vbucket] = node.process
+                self.maps += 1
+                self.promoted(vbucket, place.owner, {node.process, former.process} <= complete)
+                self.changed.set()
+                self.changed = asyncio.Event()
+            self._processes.setdefault(vbucket, node.process)
 
-    def change_owner(self, vbucket: int, target: int) -> None:
-        """Publish a new map."""
-        self.revision += 1
-        self.map[vbucket] = VbucketPlace(self.revision, target)
-        self.candidates[vbucket] = frozenset((target,))
-        self._notify()
+    # Commands
 
-    def begin_move(self, vbucket: int) -> None:
-        """Send no states of a vbucket, do not replicate it, and leave the maps to the mover."""
-        self.moving.add(vbucket)
-        self._notify()
+    async def _command(self, work: Callable[[], Awaitable[None]], seconds: float | None, *, moves: bool = True) -> bool:
+        """Run a command. Return whether it has ended without an error.
 
-    def end_move(self, vbucket: int) -> None:
-        """Send states of the vbucket again, and a map that is newer than those of the mover to all nodes."""
-        self.moving.discard(vbucket)
-        self.revision += 1
-        for node in self.cluster.nodes:
-            self.forget(node)
+        Args:
+            work: runs the command.
+            seconds: the command is killed after this time; None: it is not.
+            moves: the command moves vbuckets, and promotes none.
+        """
+        async with self._commands:
+            self.note_places()
+            self.is_settled, has_ended = False, False
+            processes = frozenset(node.process for node in self.cluster.nodes)
+            with suppress(*_FAILURES):
+                async with asyncio.timeout(seconds):
+                    await work()
+                has_ended = True
+            alive = frozenset(process for process in processes if process.is_alive)
+            self.note_places(alive if has_ended and moves else frozenset())
+            return has_ended
 
-    def list_owned(self, number: int) -> list[int]:
-        """Return the vbuckets to replicate from a node."""
-        return [vb for vb, place in self.map.items() if place.owner == number and vb not in self.moving]
+    async def rebalance(self, seconds: float | None = None) -> None:
+        """Give each node its share of vbuckets and replicas."""
 
-    def forget(self, node: SimulatedNode) -> None:
-        """Send the states to a node again, since it has crashed or a vbucket was moved."""
-        number = self.cluster.nodes.index(node)
-        self.applied[number] = 0
-        self._forgotten[number] += 1
-        self._notify()
+        async def work() -> None:
+            try:
+                await self._orchestrator.rebalance(lambda difference: None)
+            except UsageError as error:
+                if "changes of its own" not in str(error):
+                    raise
+                await self._replace_strays()
+                raise
 
-    def make_address(self, number: int, retry_seconds: float = 0.001) -> Address:
-        """Return the address of a node."""
-        host, timeout = self.cluster.nodes[number].host, f"{_TIMEOUT:g}"
-        options = f"connectTimeout={timeout}&operationTimeout={timeout}&retrySeconds={retry_seconds:g}"
-        return parse_address(f"couchbase://{host}:{PORT}/{BUCKET}?{options}")
+        self.is_settled = await self._command(work, seconds)
 
-    def get_endpoint(self, number: int) -> Endpoint:
-        """Return host and port of a node."""
-        return self._nodes[number].endpoint
+    async def fail_over(self, number: int, *, rebalances: bool, seconds: float | None = None) -> None:
+        """Fail a node over, unless that may lose a durable write."""
+        name = self._file.nodes[number].name
 
-    def make_layout(self) -> MapLayout:
-        """Return nodes and vbuckets as maps have them: all other nodes have replicas."""
-        nodes = range(len(self._nodes))
-        owners = [self.map[vbucket].owner for vbucket in sorted(self.map)]
-        return MapLayout(self._nodes, tuple((owner, *(each for each in nodes if each != owner)) for owner in owners))
+        async def work() -> None:
+            await self._orchestrator.fail_over(name, lambda *_: None, may_lose=False, rebalances=rebalances)
 
-    async def relay(self, source: int, target: int, vbuckets: Collection[int]) -> None:
-        """Copy vbuckets of one node to another, as `run_relay` does."""
-        name = self._nodes[target].address
-        await run_relay(self.make_address(source), self.make_address(target), vbuckets, self.spoil, name)
+        await self._command(work, seconds, moves=False)
 
-    def _notify(self) -> None:
-        self.changed.set()
-        self.changed = asyncio.Event()
+    async def move(self, vbucket: int, number: int, seconds: float | None = None) -> None:
+        """Move a vbucket to a node."""
 
-    async def wait_for_change(self, seconds: float) -> None:
-        """Return at the next change of the map, or after some time."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self.changed.wait()
+        async def work() -> None:
+            async with open_map(self._address, self._address.hosts) as publisher:
+                layout = publisher.layout
+                owner, target = layout.chains[vbucket][0], self._file.nodes[number].endpoint
+                if owner not in (NO_NODE, layout.require_node(target)):
+                    await VbucketMover(publisher, self._address).move([vbucket], layout.nodes[owner].endpoint, target)
 
-    async def _keep_states(self, number: int) -> None:
-        while True:
-            if self.applied[number] < self.revision:
-                with suppress(OSError, Error, TimeoutError):
-                    if await self._send_states(number):
-                        continue
-            await self.wait_for_change(_RETRY_SECONDS if self.applied[number] < self.revision else 1e6)
+        await self._command(work, seconds)
 
-    async def _send_states(self, number: int) -> bool:
-        """Send the newest states to a node. Return whether they are all: not those of a move, if it has restarted."""
-        node, forgotten = self.cluster.nodes[number], self._forgotten[number]
-        process, revision, before = node.process, self.revision, self.applied[number]
-        layout = self.make_layout()
-        async with NodeControl(self.make_address(number)) as control:
-            for vbucket, place in self.map.items():
-                if vbucket in self.moving:
-                    continue
-                owns = place.owner == number
-                state = VbucketState.ACTIVE if owns else self.replica_state
-                await control.set_chains({vbucket: layout.list_names(vbucket)}, state)
-                if owns and place.revision > before and process.is_alive and self.map[vbucket] == place:
-                    self.promoted(number, vbucket)
-            if not self.moving:
-                await self._push_map(control, layout, revision)
-        if self.moving and not before:
-            return False
-        if forgotten == self._forgotten[number] and process.is_alive:
-            self.applied[number] = revision
-        return True
-
-    async def _push_map(self, control: NodeControl, layout: MapLayout, revision: int) -> None:
-        if not self._base:
-            base = await control.read_map()
-            self._base = {**base, **self._base}  # another node may have answered meanwhile: all maps have one base
-        version = PUSHED_EPOCH, revision * _VERSION_STEP
-        await control.push_map(make_map_document(self._base, layout, version, control.endpoint))
-
-    async def _keep_replication(self, source: int, target: int) -> None:
-        while True:
-            places = dict(self.map)
-            own = self.list_owned(source)
-            due = max((places[vb].revision for vb in own), default=0)
-            is_ready = own and min(self.applied[source], self.applied[target]) >= due
-            if is_ready:
-                relay = asyncio.ensure_future(self.relay(source, target, own))
-                while not relay.done() and self.list_owned(source) == own:
-                    change = asyncio.ensure_future(self.wait_for_change(1e6))
-                    await asyncio.wait([relay, change], return_when=asyncio.FIRST_COMPLETED)
-                    change.cancel()
-                relay.cancel()
-                with suppress(OSError, Error, TimeoutError, asyncio.CancelledError):
-                    await relay
-            await self.wait_for_change(_RETRY_SECONDS)
+    async def _replace_strays(self) -> None:
+        """Lose the changes that dead vbuckets have of their own, as `apply` advises."""
+        for endpoint in self._address.hosts:
+            async with NodeControl(self._address, endpoint) as control:
+                dead = [vb for vb, state in (await control.read_states()).items() if state is VbucketState.DEAD]
+                if dead:
+                    options = ReplicationOptions(vbuckets=dead, overwrite=True, until_caught_up=True)
+                    async with Replicator(self._address, control.address, options) as replicator:
+                        await replicator.run()

@@ -63,6 +63,10 @@ def _choose_kills(random: Random) -> tuple[float, ...]:
     return tuple(round(random.uniform(0.0, 0.6), 3) for _ in range(random.choice((0, 0, 1, 2))))
 
 
+def _choose_kill(random: Random) -> float | None:
+    return random.choice((None, None, round(random.uniform(0.0, 1.0), 3)))
+
+
 _ALL = ("cluster", "xdcr")
 _STORIES = ("cluster",) * 6 + ("xdcr",)
 
@@ -107,10 +111,17 @@ FAULTS = (
         _ALL,
     ),
     Fault("reset_link", 3, lambda schedule, random: {"hosts": _choose_hosts(schedule, random)}, _ALL),
-    Fault("fail_over", 4, _choose_owner, ("cluster",)),
     Fault(
-        "fail_over_best", 4, lambda schedule, random: {"vbucket": random.randrange(schedule.vbuckets[0])}, ("cluster",)
+        "fail_over",
+        6,
+        lambda schedule, random: {
+            "node": _choose_node(schedule, random),
+            "rebalances": random.random() < 0.4,
+            "kill": _choose_kill(random),
+        },
+        ("cluster",),
     ),
+    Fault("rebalance", 3, lambda schedule, random: {"kill": _choose_kill(random)}, ("cluster",)),
     Fault(
         "move",
         4,

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
+import resource
+import socket
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 from tests.simulation.cluster_story import ClusterStory
 from tests.simulation.schedule import Schedule
@@ -47,6 +51,18 @@ def _logged_errors() -> Iterator[list[str]]:
         logger.removeHandler(log)
 
 
+@contextmanager
+def _simulated_machine() -> Iterator[None]:
+    """Give names and statistics of this process the same values in each run: nodes and orchestrators send them."""
+    usage = resource.struct_rusage((0,) * 16)
+    with (
+        patch.object(os, "getpid", lambda: 1),
+        patch.object(socket, "gethostname", lambda: "simulation"),
+        patch.object(resource, "getrusage", lambda _: usage),
+    ):
+        yield
+
+
 def find_shortest_failure(schedule: Schedule) -> str:
     """Return the report of the shortest beginning of a schedule that fails; empty: all of it passes."""
     for faults in range(len(schedule.actions) + 1):
@@ -75,6 +91,11 @@ def run_schedule(schedule: Schedule, prepare: Callable[[Any], object] = lambda w
     Raises:
         SimulationFailed: a rule does not hold.
     """
+    with _simulated_machine():
+        return _run_schedule(schedule, prepare)
+
+
+def _run_schedule(schedule: Schedule, prepare: Callable[[Any], object]) -> Report:
     loop = VirtualLoop()
     world = STORIES[schedule.story](schedule, loop)
     prepare(world)

@@ -10,11 +10,19 @@ from typing import Any
 
 import pytest
 
-from penstock.client.cluster import vbucket_mover
+from penstock.client.cluster import node_failover, vbucket_mover
+from penstock.client.cluster.replica_choice import Promotion
+from penstock.client.connect.address import parse_address
+from penstock.client.connect.node_link import NodeLink
+from penstock.client.relays import node_relay
+from penstock.client.relays.frame_relay import FrameRelay
+from penstock.client.replication.node_control import NodeControl
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.codec.frame import Frame
 from tests.patience import PATIENCE
+from tests.simulation.cluster import BUCKET, PORT
 from tests.simulation.cluster_story import ClusterStory
 from tests.simulation.promises import Promises
 from tests.simulation.schedule import FAULTS, Action, Schedule
@@ -56,23 +64,12 @@ def test_same_seed_gives_the_same_trace(seed):
 @pytest.mark.parametrize(
     "schedule",
     [
-        # The source of a move has restarted without a write of its memory, and the target has followed it.
+        # The target of a move crashes before its disk has the vbucket, which was left without an active owner.
         Schedule(
-            *(12976, "cluster", 2, (2,), 1, 30, 2.0, 1.0),
+            *(14, "cluster", 2, (1,), 1, 10, 2.0, 0.0),
             (
-                Action(1.206, "reset_link", {"hosts": (1, 5)}),
-                Action(1.376, "die_in_write", {"node": 0, "calls": 7, "seconds": 0.99}),
-                Action(1.841, "move", {"vbucket": 0, "hops": 1, "kills": (0.074,)}),
-            ),
-        ),
-        # After a move that fails, the nodes need a map that is newer than those of the mover.
-        Schedule(
-            *(13189, "cluster", 2, (1,), 1, 3, 2.0, 1.0),
-            (
-                Action(0.108, "die_in_write", {"node": 1, "calls": 11, "seconds": 2.62}),
-                Action(0.315, "fail_over_best", {"vbucket": 0}),
-                Action(0.326, "move", {"vbucket": 0, "hops": 1, "kills": (0.138, 0.273)}),
-                Action(1.687, "crash", {"node": 0, "power": True, "silent": False, "seconds": 1.66}),
+                Action(0.160, "die_in_write", {"node": 1, "calls": 11, "seconds": 1.58}),
+                Action(0.368, "move", {"vbucket": 0, "hops": 1, "kills": ()}),
             ),
         ),
     ],
@@ -109,17 +106,21 @@ class EagerPromises(Promises):
 
 
 def promise_too_much(story: ClusterStory) -> None:
-    story.promises = EagerPromises(story.cluster, story.orchestrator)
+    story.promises = EagerPromises(story.cluster, story.driver)
     for writer in story.writers:
         writer.promises = story.promises
 
 
 def promote_everywhere(story: ClusterStory) -> None:
-    story.orchestrator.replica_state = VbucketState.ACTIVE
+    """Let the fault `promote` make each vbucket active on each node."""
 
+    async def promote() -> None:
+        for node in story.cluster.nodes:
+            async with NodeControl(parse_address(f"couchbase://{node.host}:{PORT}/{BUCKET}")) as control:
+                await control.set_states(story.driver.map, VbucketState.ACTIVE)
+        story.driver.is_settled = False
 
-def change_relayed_values(story: ClusterStory) -> None:
-    story.orchestrator.spoil = lambda data: data.replace(b"w0-", b"x0-")
+    story.promote = promote  # type: ignore[attr-defined]
 
 
 def leave_as_it_is(story: World) -> None:
@@ -144,7 +145,9 @@ def make_schedule(*actions: tuple[str, Mapping[str, object]], durable: float = 0
 
 
 CRASH = ("crash", {"node": 0, "power": True, "silent": False, "seconds": 0.1})
-FAIL_OVER = ("fail_over_best", {"vbucket": 0})
+FAIL_OVER = ("fail_over", {"node": 0, "rebalances": True, "kill": None})
+RESET = ("reset_link", {"hosts": (1, 2)})
+PROMOTE: tuple[str, dict[str, object]] = ("promote", {})
 LOSE_POWER = ("lose_power", {"seconds": (0.1, 0.1), "vbucket": 0})
 CRASHES = make_schedule(CRASH, CRASH, CRASH)
 CUT_LINK = ("cut_link", {"hosts": (0, 2), "seconds": 5.0})
@@ -176,28 +179,48 @@ def find_failure(schedule: Schedule, spoil: Callable[[Any], object]) -> str:
     ("schedule", "spoil", "problem"),
     [
         (CRASHES, promise_too_much, "lost Write"),
-        (make_schedule(), change_relayed_values, "its owner"),
     ],
 )
 def test_a_broken_rule_is_found(schedule, spoil, problem):
     assert problem in find_failure(schedule, spoil)
 
 
+def test_changed_values_of_a_relay_are_found(monkeypatch):
+    class SpoilingRelay(FrameRelay):
+        def __init__(self, source: NodeLink, target: NodeLink, watch: Callable[[Frame], None]) -> None:
+            super().__init__(source, target, watch)
+            send = target.transport.send
+            target.send = lambda data: send(bytes(data).replace(b"w0-", b"x0-"))  # type: ignore[method-assign]
+
+    monkeypatch.setattr(node_relay, "FrameRelay", SpoilingRelay)
+    assert "its owner" in find_failure(make_schedule(), leave_as_it_is)
+
+
 def test_two_owners_end_at_the_next_map(monkeypatch):
-    """Replicas that are made active end when the map gives their vbuckets to another node. Without this, they stay."""
-    run_schedule(make_schedule(), promote_everywhere)
+    """Replicas that are made active serve no client, and end at the next map. Without the fence, they serve."""
+    run_schedule(make_schedule(PROMOTE, RESET), promote_everywhere)
     monkeypatch.setattr(ServedBucket, "fence_vbuckets", lambda bucket: None)
-    assert "is active on" in find_failure(make_schedule(), promote_everywhere)
+    assert "is served by" in find_failure(make_schedule(PROMOTE), promote_everywhere)
 
 
 def test_failure_has_the_schedule_of_its_seed(monkeypatch):
     monkeypatch.setattr(ServedBucket, "fence_vbuckets", lambda bucket: None)
-    schedule = make_schedule(CRASH)
+    schedule = make_schedule(PROMOTE)
     with pytest.raises(SimulationFailed) as caught:
         run_schedule(schedule, promote_everywhere)
     text = str(caught.value)
     assert str(schedule) in text
     assert text.endswith("python -m tests.simulation 0 --faults 1")
+
+
+def test_failovers_that_lose_durable_writes_are_found(monkeypatch):
+    """Without the rule about the nodes of a chain, a failover promotes a replica that lacks a durable write."""
+
+    def promote_any(chain, copies):
+        return Promotion(min(copies, key=lambda each: each.whole_seqno) if copies else None)
+
+    monkeypatch.setattr(node_failover, "plan_promotion", promote_any)
+    assert "lost Write" in find_failure(replace(FAILOVERS, nodes=3), leave_as_it_is)
 
 
 def test_commits_without_a_majority_are_found(monkeypatch):

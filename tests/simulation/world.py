@@ -70,6 +70,7 @@ class World:
     async def run(self) -> Report:
         """Run the schedule, wait until the story is at rest, and check it."""
         await self.cluster.start()
+        await self.prepare()
         work = self.begin()
         began = self.loop.time()
         faults = [self.loop.spawn(self.clients[0], self._act(began, action)) for action in self.schedule.actions]
@@ -84,6 +85,9 @@ class World:
         return Report(self.trace, self.loop.time(), self.count())
 
     # A story
+
+    async def prepare(self) -> None:
+        """Do the work that precedes all faults."""
 
     def begin(self) -> list[asyncio.Task[Any]]:
         """Begin the work. Returns the tasks that end by themselves."""
