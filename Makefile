@@ -66,10 +66,11 @@ simulate: install ## simulate a cluster with faults; SEEDS=2000 of them, JOBS=2 
 MINUTES := 60
 SOAK_MINUTES := 30
 .PHONY: soak
-soak: $(MUTATED) ## the long tests, a consumer under faults for SOAK_MINUTES=30, 100,000 simulations, mutation testing, fuzzing; MINUTES=60 a dialect, JOBS=2 at a time
+soak: $(MUTATED) ## the long tests, a consumer and a cluster under faults for SOAK_MINUTES=30 each, 100,000 simulations, mutation testing, fuzzing; MINUTES=60 a dialect, JOBS=2 at a time
 	@failed=; \
 	$(BIN)/python -m pytest -m 'soak or hypothesis' --hypothesis-profile=soak $(ARGS) || failed="$$failed tests"; \
 	$(BIN)/python -m tests.client.fault_soak --minutes $(SOAK_MINUTES) || failed="$$failed consumer"; \
+	$(BIN)/python -m tests.kills.cluster_faults --minutes $(SOAK_MINUTES) || failed="$$failed cluster"; \
 	$(BIN)/python -m tests.simulation 0 99999 --jobs $(JOBS) || failed="$$failed simulation"; \
 	$(BIN)/python -m mutation || failed="$$failed mutation"; \
 	$(BIN)/python -m fuzz --minutes $(MINUTES) --jobs $(JOBS) || failed="$$failed fuzz"; \

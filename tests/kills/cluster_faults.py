@@ -407,7 +407,7 @@ def _end_process(node: FaultyNode) -> None:
 
 
 def main() -> int:
-    """Run seeds for some time, and return the exit status."""
+    """Run seeds for some time, at least one, and return the exit status."""
     parser = argparse.ArgumentParser(prog="python -m tests.kills.cluster_faults")
     parser.add_argument("--minutes", type=float, default=30.0)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
@@ -415,15 +415,15 @@ def main() -> int:
     options = parser.parse_args()
     end, failed = time.monotonic() + 60 * options.minutes, []
     for seed in count(options.seed):
-        if time.monotonic() >= end:
-            break
         with tempfile.TemporaryDirectory(prefix="penstock-faults-") as directory:
             try:
                 run_plan(FaultPlan.make(seed, options.rounds), Path(directory))
             except Exception:  # noqa: BLE001 any error is a finding
                 failed.append(seed)
                 traceback.print_exc()
-    print(f"{seed - options.seed} seeds, failed: {', '.join(map(str, failed)) or 'none'}")
+        if time.monotonic() >= end:
+            break
+    print(f"{seed + 1 - options.seed} seeds, failed: {', '.join(map(str, failed)) or 'none'}")
     return 1 if failed else 0
 
 
