@@ -6,7 +6,7 @@ from penstock.spark.lake.current import typed_table
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.pipeline.state.lake_status import read_status
-from penstock.spark.tables.misfits import Misfit, count_misfits
+from penstock.spark.tables.misfits import RestCount, count_misfits
 from penstock.spark.values.json_columns import parse
 from penstock.spark.values.json_types import from_ddl
 from tests.spark.lakes import append, row, table
@@ -35,7 +35,7 @@ FIELDS = from_ddl("n BIGINT, total DECIMAL(4, 2), tags ARRAY<STRING>, at STRUCT<
 def test_misfits_have_a_field_and_a_reason(document, expected):
     (rest,) = parse(table([row(1, 1, b"k", document)])["value"].combine_chunks(), FIELDS)[1].to_pylist()
     found = count_misfits([] if rest is None else [rest] * 3, FIELDS)
-    assert found == tuple(Misfit(field, kind, of, 3) for field, kind, of in expected)
+    assert found == tuple(RestCount(field, kind, of, 3) for field, kind, of in expected)
 
 
 def test_status_counts_the_misfits_of_a_table(lake, monkeypatch):
@@ -46,9 +46,9 @@ def test_status_counts_the_misfits_of_a_table(lake, monkeypatch):
     (status,) = (each for each in read_status(lake).dependents if each.name == "orders")
     assert status.rest is not None
     assert (status.rest.rows, status.rest.examined) == (39, 39)
-    assert status.rest.misfits == (Misfit("n", "text", "BIGINT", 39), Misfit("o", "number", None, 39))
+    assert status.rest.misfits == (RestCount("n", "text", "BIGINT", 39), RestCount("o", "number", None, 39))
     monkeypatch.setattr(typed_table, "EXAMINED_ROWS", 10)
     assert (typed.report_rest().rows, typed.report_rest().examined) == (39, 10)
     append(lake, 1, [row(n % 8, 200 + n, b"k%d" % n, b'{"n": 2}') for n in range(1, 38)])
     typed.merge()
-    assert typed.report_rest().misfits == (Misfit("n", "text", "BIGINT", 2), Misfit("o", "number", None, 2))
+    assert typed.report_rest().misfits == (RestCount("n", "text", "BIGINT", 2), RestCount("o", "number", None, 2))

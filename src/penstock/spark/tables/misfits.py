@@ -12,11 +12,11 @@ import pyarrow as pa
 from penstock.spark.values.json_types import format_type, map_fields
 from penstock.wire.values.json_value import Member, read_members, read_object
 
-__all__ = ["Misfit", "RestReport", "count_misfits", "name_json_type"]
+__all__ = ["RestCount", "RestReport", "count_misfits", "name_json_type"]
 
 
 @dataclass(frozen=True, slots=True)
-class Misfit:
+class RestCount:
     """A field whose values are in `_rest`, and the reason.
 
     Attributes:
@@ -45,10 +45,10 @@ class RestReport:
 
     rows: int
     examined: int
-    misfits: tuple[Misfit, ...]
+    misfits: tuple[RestCount, ...]
 
 
-def count_misfits(rests: Iterable[str], fields: pa.Schema | pa.StructType) -> tuple[Misfit, ...]:
+def count_misfits(rests: Iterable[str], fields: pa.Schema | pa.StructType) -> tuple[RestCount, ...]:
     """Return the misfits in the rests of documents, most frequent first.
 
     Args:
@@ -60,7 +60,7 @@ def count_misfits(rests: Iterable[str], fields: pa.Schema | pa.StructType) -> tu
     for rest in rests:
         members = read_members(rest.encode())
         counts.update([("", "no object", None)] if members is None else {*_list_misfits(members, types, "")})
-    return tuple(Misfit(*key, rows) for key, rows in sorted(counts.items(), key=lambda each: (-each[1], each[0][0])))
+    return tuple(RestCount(*key, rows) for key, rows in sorted(counts.items(), key=lambda each: (-each[1], each[0][0])))
 
 
 def _list_misfits(
