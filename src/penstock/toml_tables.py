@@ -206,4 +206,6 @@ def _describe_kind(kind: Any) -> str:
         return " or ".join(map(repr, typing.get_args(kind)))
     if typing.get_origin(kind) is tuple:
         return "a list of texts"
+    if kind == Mapping[str, str]:
+        return "a table of texts, where a key with points is in quotes"
     return _KINDS.get(kind, "a table of texts, numbers and booleans")

@@ -264,6 +264,8 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             "evolve is 'add', and schema has the fields; expected",
         ),
         (SMALL + TABLE + 'schema = "infer"\nevolve = "no"', "evolve is 'no', expected 'add' or 'keep' or 'fail'"),
+        (SMALL + TABLE + TYPED + "columns.a.b = 'INT'", "columns is a table, expected a table of texts, where a key"),
+        (SMALL + TABLE + TYPED + "columns = { a = 'x INTT' }", "[[table]] 1 column of field 'a' is 'x INTT'; expected"),
         (SMALL + "keys_only = true" + TABLE + TYPED, "[[table]] 1 needs values, and the source has keys_only"),
         (SMALL + 'where = " "', "[source.beer] where is ' ', expected a condition in SQL"),
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
@@ -381,6 +383,13 @@ def test_source_and_its_options_agree():
     assert source.parse_options().address.options.recreated_bucket is RecreatedBucket.ROLLBACK
     with pytest.raises(TypeError, match="columns"):
         define_bucket_pipeline("lake", columns="key")
+
+
+def test_documented_columns_are_valid(parse):
+    page = (Path(__file__).parents[2] / "docs" / "howto" / "typed-tables.md").read_text("utf-8")
+    (text,) = re.findall(r"^```toml\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    (table,) = parse(SMALL + text).dependents
+    assert [rule.name for rule in table.make_shape().rules] == ["ordered_at", "total", "city", "payload"]
 
 
 def test_documented_file_is_valid(parse, tmp_path):

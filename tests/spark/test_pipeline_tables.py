@@ -212,6 +212,28 @@ def test_inferred_columns_come_while_the_bucket_changes(shop):
     assert shop.read("orders").filter(pl.col("number") == 50)["_rest"].to_list() == ['{"late":1}']
 
 
+def test_columns_of_single_fields_stay_while_others_are_inferred(shop):
+    columns = """{ at = "ordered_at TIMESTAMP FROM 'unix_ms'", total = "DECIMAL(12,2)", "to.city" = "STRING" }"""
+    text = shop.path.read_text().replace(
+        'schema = "customer BIGINT, total DECIMAL(12,2)', f'schema = "infer"\ncolumns = {columns} #'
+    )
+    shop.path.write_text(text)
+    shop.store({n: {"at": n * 86_400_000, "total": n, "to": {"city": f"c{n}", "zip": n}} for n in range(40)})
+    shop.run()
+    shop.store({n: {"at": n * 86_400_000, "total": n / 4, "to": {"city": n}, "new": n} for n in range(30, 50)})
+    shop.run()
+    found = shop.read("orders").sort("number")
+    assert found.columns[:6] == ["number", "ordered_at", "total", "city", "to", "new"]
+    assert found["ordered_at"].dt.epoch("ms").to_list() == [n * 86_400_000 for n in range(50)]
+    assert found["total"].to_list() == [*map(Decimal, range(30)), *(Decimal(n) / 4 for n in range(30, 50))]
+    assert found["city"].to_list() == [*(f"c{n}" for n in range(30)), *[None] * 20]
+    assert found["to"].to_list() == [*({"zip": n} for n in range(30)), *[None] * 20]
+    assert found["_rest"].to_list() == [*[None] * 30, *(f'{{"to":{{"city":{n}}}}}' for n in range(30, 50))]
+    shop.path.write_text(text.replace("unix_ms", "unix_s"))
+    with pytest.raises(UsageError, match=r"orders is a table of .*; choose another name, or build the table again"):
+        shop.run()
+
+
 def test_maintenance_knows_the_tables(shop):
     shop.store({n: order(n) for n in range(60)}, {7: {"name": "zqsecret"}, 8: {"name": "Eve"}})
     shop.run()

@@ -41,10 +41,10 @@ from penstock.spark.values.json_types import (
     may_be_column,
     to_ddl,
 )
-from penstock.spark.values.typed_documents import ColumnRule, DocumentParser, slice_values
+from penstock.spark.values.typed_documents import ColumnRule, DocumentParser, ParsedDocuments, slice_values
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["Evolution", "differences", "evolution", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
+__all__ = ["Evolution", "differences", "evolution", "fill_rest", "from_ddl", "infer", "infer_all", "parse", "to_ddl"]
 
 Counts: TypeAlias = Counter[tuple[str, ...]]
 """Names of a field and of those around it -> how many values the field has."""
@@ -78,11 +78,21 @@ def parse(values: pa.Array, schema: pa.Schema | pa.StructType) -> tuple[pa.Struc
         columns = pa.StructArray.from_arrays(found.columns.columns, fields=list(of), mask=mask)
     else:  # from_arrays would not know how many rows there are
         columns = pa.array([{} if each else None for each in is_object.to_pylist()], of)
-    is_other = pc.and_(mask, given.is_valid())
+    return columns, fill_rest(given, found)
+
+
+def fill_rest(values: pa.BinaryArray, parsed: ParsedDocuments) -> pa.StringArray:
+    """Return the rest of parsed documents, with the values that are not JSON objects.
+
+    Args:
+        values: the documents.
+        parsed: their columns and rest.
+    """
+    is_other = pc.and_(pc.invert(pc.fill_null(parsed.objects, False)), values.is_valid())
     if not is_other.true_count:
-        return columns, found.rest
-    others = pa.array([_write_other(value) for value in given.filter(is_other).to_pylist()], pa.string())
-    return columns, pc.replace_with_mask(found.rest, is_other, others)
+        return parsed.rest
+    others = pa.array([_write_other(value) for value in values.filter(is_other).to_pylist()], pa.string())
+    return pc.replace_with_mask(parsed.rest, is_other, others)
 
 
 def _write_other(value: bytes) -> str:

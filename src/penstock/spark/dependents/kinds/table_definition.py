@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, Self
 
 import pyarrow as pa
@@ -13,6 +13,7 @@ from penstock.client.feeds.collection_selection import CollectionSelection, qual
 from penstock.errors import UsageError
 from penstock.names import quote_table
 from penstock.spark.dependents.checks import check_declared_name
+from penstock.spark.dependents.json_paths import parse_path
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
@@ -20,6 +21,7 @@ from penstock.spark.lake.current.table_shape import DEFAULT_KEY, DEFAULT_METADAT
 from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.source_options import INFERRED
+from penstock.spark.tables.column_rules import parse_rule
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec.constants import Dialect
@@ -41,6 +43,7 @@ class TableDefinition(DependentKind):
         schema: the fields with their types, as DDL; or "infer" to find them in the documents.
         evolve: for inferred fields. "add" makes new fields columns and is the default, "keep" leaves them in `_rest`,
             "fail" ends the run.
+        columns: fields that have a column of their own: `[column] TYPE [FROM 'form']` for each.
         key: the column of the document's key, or a pattern with several columns.
         mode: "current" for one row for each document.
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
@@ -60,6 +63,7 @@ class TableDefinition(DependentKind):
     deletes: Deletes = "remove"
     metadata: tuple[str, ...] = DEFAULT_METADATA
     evolve: Evolution | None = None
+    columns: Mapping[str, str] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         scope, collection = qualify_name(self.collection)
@@ -74,7 +78,7 @@ class TableDefinition(DependentKind):
         self.make_shape()
 
     def make_shape(self) -> TableShape:
-        """Return the collection and the declared columns. Raises UsageError for an invalid schema or key."""
+        """Return the collection and the declared columns. Raises UsageError if a part is invalid."""
         scope, collection = qualify_name(self.collection)
         return TableShape(
             name=self.name,
@@ -84,6 +88,7 @@ class TableDefinition(DependentKind):
             key=KeyPattern.parse(self.key),
             deletes=self.deletes,
             metadata=self.metadata,
+            rules=tuple(parse_rule(parse_path(name), text) for name, text in self.columns.items()),
         )
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable | InferredTable:

@@ -28,6 +28,7 @@ from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.tables.column_rules import remove_rules
 from penstock.spark.tables.inference import add_fields, infer_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
@@ -119,12 +120,16 @@ class InferredTable:
         return TypedTable(self.lake, replace(known.shape, fields=joined.fields)).describe_replacement()
 
     def _infer(self, position: tuple[str, int] | None, most: int) -> pa.Schema:
-        """Return the fields in a sample of changes after a position, without those named like a key column."""
+        """Return the fields in a sample of changes after a position.
+
+        Fields with a rule are left out, and fields named like the column of a key or of a rule.
+        """
         delta = find_delta(self.lake, position)
         if delta is None:
             return pa.schema([])
-        found = infer_fields(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
-        taken = {part.name.lower() for part in self.shape.key.parts}
+        inferred = infer_fields(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
+        found = remove_rules(inferred, self.shape.rules)
+        taken = {name.lower() for name in self.shape.declared_columns}
         return pa.schema([each for each in found if quote_column(each.name).lower() not in taken])
 
 

@@ -1,7 +1,8 @@
 """The shape of a typed table: its collection, and how documents become rows.
 
-A document's key becomes the columns of a key pattern. Its fields become columns with the names of `spell_columns`, and
-parts that do not fit become `_rest`. Columns whose names begin with an underscore are added.
+A document's key becomes the columns of a key pattern. Fields with a rule become the column of the rule. The other
+fields become columns with the names of `spell_columns`, and parts that do not fit become `_rest`. Columns whose names
+begin with an underscore are added.
 """
 
 from __future__ import annotations
@@ -19,9 +20,10 @@ from penstock.errors import UsageError
 from penstock.names import quote_column, spell_columns
 from penstock.spark.lake.changelog.merge_rules import to_key_columns
 from penstock.spark.lake.current.document_table import LoadStamp
+from penstock.spark.tables.column_rules import check_rules, parse_columns
 from penstock.spark.tables.key_pattern import KeyPattern
-from penstock.spark.values.json_columns import parse
 from penstock.spark.values.json_types import from_ddl, to_ddl
+from penstock.spark.values.typed_documents import ColumnRule
 from penstock.wire.columns.schema import Event
 
 __all__ = ["DEFAULT_KEY", "DEFAULT_METADATA", "METADATA", "Deletes", "TableShape"]
@@ -63,6 +65,7 @@ class TableShape:
         key: the pattern of the keys.
         deletes: whether the rows of deleted documents are removed or marked.
         metadata: names of METADATA.
+        rules: the columns of single fields, in their order. `fields` has none of these fields.
     """
 
     name: str
@@ -72,6 +75,7 @@ class TableShape:
     key: KeyPattern = KeyPattern.parse(DEFAULT_KEY)  # noqa: RUF009 - an immutable value
     deletes: Deletes = "remove"
     metadata: tuple[str, ...] = DEFAULT_METADATA
+    rules: tuple[ColumnRule, ...] = ()
 
     def __post_init__(self) -> None:
         keys = [part.name for part in self.key.parts]
@@ -79,21 +83,37 @@ class TableShape:
             if quote_column(name) != name and self.key.text != DEFAULT_KEY:
                 text = "expected letters, digits and underscores, and no column that Penstock adds"
                 raise UsageError(f"key is {self.key.text!r}, where a column is {name!r}; {text}")
-        taken = {name.lower() for name in keys}
-        if shared := [field for field in self.fields.names if quote_column(field).lower() in taken]:
-            raise UsageError(f"column {shared[0]!r} is in schema and in key {self.key.text!r}, expected another name")
+        taken = dict.fromkeys((name.lower() for name in keys), f"key {self.key.text!r}")
+        for rule in self.rules:
+            place, other = f"columns for field {'.'.join(rule.path)!r}", taken.get(rule.name.lower())
+            if other:
+                raise UsageError(f"column {rule.name!r} is in {place} and in {other}, expected another name")
+            taken[rule.name.lower()] = place
+        check_rules(self.rules, self.fields)
+        for field in self.fields.names:
+            if other := taken.get(quote_column(field).lower()):
+                raise UsageError(f"column {field!r} is in schema and in {other}, expected another name")
 
     @property
     def columns(self) -> pa.Schema:
         """The columns of the table, without the partition."""
         parts = [pa.field(part.name, part.type) for part in self.key.parts]
+        values = self._value_columns
         marks = MARKS if self.deletes == "mark" else []
         names = dict.fromkeys((*self.metadata, *POSITION))
         about = [pa.field(f"_{name}", METADATA[name]) for name in names]
         whole = [] if self.key_column != KEY or self.key.is_whole else [pa.field(KEY, pa.string())]
-        return pa.schema(
-            [*parts, *_spell_fields(self.fields), *marks, ("_rest", pa.string()), *about, *whole, *IDENTITY]
-        )
+        return pa.schema([*parts, *values, *marks, ("_rest", pa.string()), *about, *whole, *IDENTITY])
+
+    @property
+    def declared_columns(self) -> list[str]:
+        """The names of the columns of the key and of rules."""
+        return [*(part.name for part in self.key.parts), *(rule.name for rule in self.rules)]
+
+    @property
+    def _value_columns(self) -> list[pa.Field]:
+        """The columns of values: those of rules, and those of the other fields."""
+        return [*(pa.field(rule.name, _spell_type(rule.type)) for rule in self.rules), *_spell_fields(self.fields)]
 
     @property
     def key_column(self) -> str:
@@ -116,6 +136,10 @@ class TableShape:
             {
                 "collection": f"{self.scope}.{self.collection}",
                 "schema": to_ddl(self.fields) if len(self.fields) else "",
+                "columns": [
+                    {"field": rule.path, "column": to_ddl(pa.schema([(rule.name, rule.type)])), "form": rule.form}
+                    for rule in self.rules
+                ],
                 "key": self.key.text,
                 "deletes": self.deletes,
                 "metadata": list(self.metadata),
@@ -141,6 +165,11 @@ class TableShape:
             key=KeyPattern.parse(found["key"]),
             deletes=found["deletes"],
             metadata=tuple(found["metadata"]),
+            rules=tuple(
+                ColumnRule(column.name, column.type, tuple(each["field"]), each["form"])
+                for each in found.get("columns", ())
+                for column in from_ddl(each["column"])
+            ),
         )
 
     def select_documents(self, changes: pa.Table) -> pa.Table:
@@ -168,7 +197,7 @@ class TableShape:
         changes, columns = self.select_documents(changes), self.columns
         is_deleted = pc.not_equal(changes["event"], Event.MUTATION)
         values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
-        fields, rest = parse(values, self.fields)
+        fields, rest = parse_columns(values, self.rules, self.fields)
         changed_at = _read_times(changes["cas"])
         key, key_bytes = to_key_columns(changes)
         found = {
@@ -184,10 +213,9 @@ class TableShape:
         found |= {f"_{name}": changes[name] for name in ("collection_id", *POSITION)}
         parts = self.key.split_keys(key.combine_chunks()).columns
         found |= {part.name: column for part, column in zip(self.key.parts, parts, strict=True)}
-        spelled = _spell_fields(self.fields)
         found |= {
             field.name: _rename_fields(column, field.type)
-            for field, column in zip(spelled, fields.flatten(), strict=True)
+            for field, column in zip(self._value_columns, fields, strict=True)
         }
         return pa.table([found[name] for name in columns.names], schema=columns)
 

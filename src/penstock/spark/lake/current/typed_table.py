@@ -27,6 +27,7 @@ from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.object_files import open_parquet
+from penstock.spark.tables.column_rules import add_rules
 from penstock.spark.tables.misfits import RestReport, count_misfits
 
 __all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables", "refuse_other_shape"]
@@ -113,7 +114,7 @@ class TypedTable:
                     if found and len(texts) < EXAMINED_ROWS:
                         values = read.read_row_group(group, columns=[REST])[REST].drop_null()
                         texts += values.slice(0, EXAMINED_ROWS - len(texts)).to_pylist()
-        return RestReport(rows, len(texts), count_misfits(texts, self.shape.fields))
+        return RestReport(rows, len(texts), count_misfits(texts, add_rules(self.shape.fields, self.shape.rules)))
 
     def describe(self) -> DocumentTable:
         """Return the table as a document table, for merges."""
