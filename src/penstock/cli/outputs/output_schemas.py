@@ -79,6 +79,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "positions reset": _one(bucket.ResetPositions, bucket.PositionsSummary),
     "positions import": _one(bucket.PositionsSummary),
     "pipeline run": _lines(pipeline.RunLine),
+    "pipeline init": _one(pipeline.NewPipelineFile),
     "pipeline validate": _one(pipeline.ValidFile),
     "pipeline plan": _lines(pipeline.PlanLine, pipeline.RemovedSource),
     "pipeline status": _lines(pipeline.LakeState),

@@ -115,6 +115,40 @@ class RunLine(TypedDict):
     dependents: dict[str, DependentLine]
 
 
+class DraftTableLine(TypedDict):
+    """A typed table in a new file.
+
+    Attributes:
+        collection: the collection, as name or scope.name.
+        name: name of the table.
+        sampled: number of documents that the types follow from.
+        documents: number of documents of the collection; null if the nodes do not report it.
+        fields: number of fields in its schema.
+        doubts: sentences about fields whose types may need a change.
+    """
+
+    collection: str
+    name: str
+    sampled: int
+    documents: int | None
+    fields: int
+    doubts: list[str]
+
+
+class NewPipelineFile(TypedDict):
+    """A pipeline's file that was written.
+
+    Attributes:
+        file: the file.
+        tables: its typed tables.
+        denied: collections that the user sees, and may not read.
+    """
+
+    file: str
+    tables: list[DraftTableLine]
+    denied: list[str]
+
+
 class ValidFile(TypedDict):
     """A pipeline's file without errors.
 

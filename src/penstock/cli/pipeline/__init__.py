@@ -10,6 +10,7 @@ from importlib import import_module
 # Importing a module registers its commands; help lists them in this order.
 for part in (
     "run_command",
+    "init_command",
     "definition_commands",
     "state_commands",
     "table_commands",

@@ -17,40 +17,46 @@ import pyarrow as pa
 from penstock.spark.values.json_types import as_struct, format_type, may_be_column
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["FieldChanges", "add_fields", "infer_fields"]
+__all__ = ["MOST_FIELDS", "FieldChanges", "FieldValues", "add_fields", "collect_values", "infer_fields"]
 
 MOST_DEPTH = 16
 """Levels of an inferred type. Deeper values are left out."""
 MOST_FIELDS = 500
 """Fields of an object, the most frequent ones. More names are probably data."""
+MOST_TEXTS = 20
+"""Texts of a field that are kept."""
 _WIDE = pa.decimal128(38, 0)
 _WIDENED = {(pa.int64(), pa.float64()), (pa.int64(), _WIDE), (_WIDE, pa.float64())}
 """Types of a column with the type of newer values that holds both."""
 
 
 @dataclass(slots=True)
-class _ValueTypes:
+class FieldValues:
     """The values of a field, by JSON type.
 
     Attributes:
         counts: number of values of each JSON type.
         fields: the fields of its objects.
         elements: the elements of its arrays, None without arrays.
+        texts: its first texts.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
-    fields: dict[str, _ValueTypes] = field(default_factory=dict)
-    elements: _ValueTypes | None = None
+    fields: dict[str, FieldValues] = field(default_factory=dict)
+    elements: FieldValues | None = None
+    texts: list[str] = field(default_factory=list)
 
     def add(self, value: Any, depth: int = 0) -> None:
         """Add a value of the field."""
         if value is None or depth > MOST_DEPTH:
             return
         self.counts[_classify(value)] += 1
-        if isinstance(value, dict):
+        if isinstance(value, str) and len(self.texts) < MOST_TEXTS:
+            self.texts.append(value)
+        elif isinstance(value, dict):
             self.add_members(value.items(), depth)
         elif isinstance(value, list):
-            self.elements = self.elements or _ValueTypes()
+            self.elements = self.elements or FieldValues()
             for each in value:
                 self.elements.add(each, depth + 1)
 
@@ -58,12 +64,16 @@ class _ValueTypes:
         """Add the fields of an object."""
         for name, value in members:
             if may_be_column(name):
-                self.fields.setdefault(name, _ValueTypes()).add(value, depth + 1)
+                self.fields.setdefault(name, FieldValues()).add(value, depth + 1)
+
+    def count_types(self) -> dict[str, int]:
+        """Return the number of values of each JSON type of which there is a column; numbers are one type."""
+        numbers = sum(self.counts[kind] for kind in ("whole", "wide", "fraction"))
+        return {kind: self.counts[kind] for kind in ("text", "boolean", "object", "array")} | {"number": numbers}
 
     def choose_type(self) -> pa.DataType | None:
         """Return the type of most values, None if there is none yet."""
-        numbers = sum(self.counts[kind] for kind in ("whole", "wide", "fraction"))
-        groups = {kind: self.counts[kind] for kind in ("text", "boolean", "object", "array")} | {"number": numbers}
+        groups = self.count_types()
         kind = max(groups, key=lambda each: groups[each])
         if not groups[kind]:
             return None
@@ -93,13 +103,20 @@ def _classify(value: Any) -> str:
     return next((name for kind, name in kinds if isinstance(value, kind)), "array")
 
 
-def infer_fields(values: Iterable[bytes | None]) -> pa.Schema:
-    """Return the fields of the JSON objects among some documents, in the order of their first appearance."""
-    found = _ValueTypes()
+def collect_values(values: Iterable[bytes | None]) -> FieldValues:
+    """Return the JSON objects among some documents as the values of one field."""
+    found = FieldValues()
     for value in values:
         members = read_members(value) if value is not None else None
-        found.add_members(((each.name, each.value) for each in members or ()), 0)
-    return pa.schema(found.choose_fields())
+        if members is not None:
+            found.counts["object"] += 1
+            found.add_members(((each.name, each.value) for each in members), 0)
+    return found
+
+
+def infer_fields(values: Iterable[bytes | None]) -> pa.Schema:
+    """Return the fields of the JSON objects among some documents, in the order of their first appearance."""
+    return pa.schema(collect_values(values).choose_fields())
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,13 +110,14 @@ def make_column_names(fields: pa.Schema, taken: Iterable[str]) -> list[str]:
 def format_type(of: pa.DataType) -> str:
     """Return a type as Spark's DDL."""
     if pa.types.is_struct(of):
-        return f"STRUCT<{', '.join(f'{_quote_name(field.name)}: {format_type(field.type)}' for field in of)}>"
+        return f"STRUCT<{', '.join(f'{quote_name(field.name)}: {format_type(field.type)}' for field in of)}>"
     if pa.types.is_list(of):
         return f"ARRAY<{format_type(of.value_type)}>"
     return f"DECIMAL({of.precision}, {of.scale})" if pa.types.is_decimal(of) else NAMES[of]
 
 
-def _quote_name(name: str) -> str:
+def quote_name(name: str) -> str:
+    """Return a field's name as DDL has it: with backquotes if it is more than letters, digits and underscores."""
     return name if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) else f"`{name.replace('`', '``')}`"
 
 
