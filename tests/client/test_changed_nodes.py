@@ -120,3 +120,19 @@ async def check_newest_map(loaded, first, second, closed_port):
 @pytest.mark.parametrize("order", [1, -1])
 def test_newest_map_is_used_after_a_node_has_left(nodes, closed_port, order):
     check_newest_map(nodes[::order], *nodes, closed_port)
+
+
+@in_loop
+async def test_node_that_returns_keeps_its_alternate_address(nodes):
+    """The node itself forgets the address when it restarts."""
+    first, second = nodes
+    outer = {"external": {"hostname": "localhost", "ports": {"kv": 31210}}}
+    gone = MapNode(("127.0.0.1", second.kv_port), {"kv": second.kv_port}, outer)
+    layout = MapLayout((make_node(first.kv_port), gone), ((0,),) * VBUCKETS)
+    async with orchestrating(first, second) as publisher:
+        await publisher.publish(layout)
+        await publisher.publish(layout.remove_node(gone.endpoint), removed=[gone.endpoint])
+    async with orchestrating(first) as publisher:
+        await publisher.add_node(gone.endpoint)
+        found = publisher.layout.nodes[publisher.layout.require_node(gone.endpoint)]
+    assert (found.alternates, found.services["mgmt"]) == (outer, second.http_port)

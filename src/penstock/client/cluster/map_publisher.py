@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
@@ -99,16 +100,19 @@ class MapPublisher:
     async def add_node(self, endpoint: Endpoint) -> None:
         """Add a node to the layout that has left the map, or was failed over. Other nodes stay as they are.
 
-        Its ports are read from the map that it sends without a bucket: no map of the bucket may have them any more.
+        Its ports are those of the map that it sends without a bucket. A node forgets its alternate address when it
+        restarts, so that of the bucket's map counts then.
 
         Raises:
             UsageError: it is a node of the layout, under another name.
         """
         if self.layout.find_node(endpoint) == NO_NODE:
             await check_identities(map(self.get_control, [*self.list_endpoints(self.layout), endpoint]))
-            document = await self.get_control(endpoint).read_node_map()
+            control = self.get_control(endpoint)
             alone = MapNode(endpoint, {"kvSSL" if self.tls else "kv": endpoint[1]})
-            self._add_nodes([read_own_node(document, endpoint) or alone])
+            known = read_own_node(await control.read_map(), endpoint) or alone
+            own = read_own_node(await control.read_node_map(), endpoint) or known
+            self._add_nodes([replace(own, alternates=own.alternates or known.alternates)])
 
     def _add_nodes(self, nodes: Sequence[MapNode]) -> None:
         self._added += nodes
