@@ -237,7 +237,7 @@ def test_different_number_of_vbuckets_is_refused(tmp_path):
 
 def test_file_as_data_directory_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
-    assert_refused(tmp_path / "file", StoreRefused, "file/beer", "cannot be written to")
+    assert_refused(tmp_path / "file", StoreRefused, "file", "cannot be written to")
 
 
 def test_damaged_bucket_closes_those_opened_before(tmp_path):
@@ -266,7 +266,7 @@ def test_each_bucket_has_a_directory(tmp_path):
                 with connected(node, name) as client:
                     assert (client.get(b"k").value == name.encode()) is bool(turn)
                     client.set(b"k", name.encode())
-    assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == ["beer", "wine"]
+    assert sorted(path.name for path in (tmp_path / "made" / "here").iterdir()) == ["beer", "node.json", "wine"]
 
 
 # Memory

@@ -152,7 +152,7 @@ def status(*, file: _File, as_json: AsJson = False) -> None:
     """Show owner, replicas, lag, age and state of each vbucket. The exit code is 1 if one is not ok.
 
     The age of a replica is the time since the last message of the stream that fills
-    it: below 20 seconds while the stream lives, also if nothing is written. "?" is a
+    it: below 3 minutes while the stream lives, also if nothing is written. "?" is a
     replica that no stream has reached since the start of its node.
     """
     content = _read(file)

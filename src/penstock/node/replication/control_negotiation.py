@@ -14,8 +14,8 @@ logger = logging.getLogger("penstock.node")
 BUFFER_BYTES: Final = 10 * 1024 * 1024
 """Bytes that the peer may send before an acknowledgement. Source: kv_engine, dcp_conn_buffer_size of its first form."""
 
-NOOP_SECONDS: Final = 20
-"""Seconds between two NOOPs of the peer: no copy of a live stream is older. Couchbase 3.1.6 requests 180."""
+NOOP_SECONDS: Final = 180
+"""Seconds between two NOOPs of the peer. Source: Couchbase 3.1.6, which requests this interval."""
 
 _NOOP = b"enable_noop"
 _V7_STATUSES = b"v7_dcp_status_codes"
