@@ -23,7 +23,7 @@ from tests.simulation.virtual_loop import Process
 
 __all__ = ["ClusterDriver", "VbucketPlace"]
 
-_OPTIONS = "connectTimeout=3&operationTimeout=3&retrySeconds=3"
+_OPTIONS = "connectTimeout=10&operationTimeout=10&retrySeconds=3"
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5
 _FAILURES = (OSError, Error, TimeoutError)
