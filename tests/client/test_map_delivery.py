@@ -2,7 +2,7 @@
 
 import pytest
 
-from penstock.client.cluster.map_delivery import ServedMap, find_old_maps
+from penstock.client.cluster.map_delivery import NodeMap, find_old_maps
 from penstock.client.replication.map_layout import (
     PUSHED_EPOCH,
     MapLayout,
@@ -24,7 +24,7 @@ NEW = MapLayout(NODES[:2], ((0, 1), (1, -1), (0, 1)))
 def receive(layout, revision, at, epoch=PUSHED_EPOCH, outside=None):
     endpoint = NODES[at].endpoint
     document = make_map_document({"name": "beer"}, layout, (epoch, revision), endpoint, outside)
-    return ServedMap(("localhost", at), document)
+    return NodeMap(("localhost", at), document)
 
 
 def parse(document):

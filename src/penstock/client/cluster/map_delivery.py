@@ -19,14 +19,14 @@ from penstock.client.replication.map_layout import (
 from penstock.client.replication.node_control import NodeControl
 from penstock.errors import Error
 
-__all__ = ["MapDelivery", "ServedMap", "find_old_maps", "keep_maps_new"]
+__all__ = ["NodeMap", "find_old_maps", "keep_maps_new"]
 
 _POLL_SECONDS = 0.5
 _MAP_SECONDS = 5.0
 
 
-class ServedMap(NamedTuple):
-    """The map that a node serves.
+class NodeMap(NamedTuple):
+    """A map of a node: the one that it serves, or the one that it has to get.
 
     Attributes:
         dialled: host and port of the connection to the node.
@@ -42,19 +42,7 @@ class ServedMap(NamedTuple):
         return self.document.get("revEpoch", 1), self.document.get("rev", 0)
 
 
-class MapDelivery(NamedTuple):
-    """A map that a node has to get.
-
-    Attributes:
-        dialled: host and port of the connection to the node.
-        document: the map.
-    """
-
-    dialled: Endpoint
-    document: dict[str, Any]
-
-
-def find_old_maps(received: Sequence[ServedMap]) -> list[MapDelivery]:
+def find_old_maps(received: Sequence[NodeMap]) -> list[NodeMap]:
     """Return the newest map for each node that has an older one of an orchestrator. Pure.
 
     A node that was failed over has such a map, and serves its old vbuckets until it gets the newest. A node with a map
@@ -73,7 +61,7 @@ def find_old_maps(received: Sequence[ServedMap]) -> list[MapDelivery]:
         own = read_own_node(each.document, each.dialled)
         if each.version < newest.version and own is not None:
             document = make_map_document(newest.document, layout, newest.version, own.endpoint, own)
-            found.append(MapDelivery(each.dialled, document))
+            found.append(NodeMap(each.dialled, document))
     return found
 
 
@@ -98,12 +86,13 @@ async def keep_maps_new(address: Address, endpoints: Sequence[Endpoint]) -> None
             await control.close()
 
 
-async def _read_map(endpoint: Endpoint, control: NodeControl) -> ServedMap | None:
-    """Return the map of a node; None if it does not answer."""
+async def _read_map(endpoint: Endpoint, control: NodeControl) -> NodeMap | None:
+    """Return the map of a node; None if it does not answer, or has no map of several nodes."""
     try:
         async with asyncio.timeout(_MAP_SECONDS):
             document = await control.read_map()
         read_map_layout(document, endpoint)
+        read_own_node(document, endpoint)
     except (OSError, Error):
         return None
-    return ServedMap(endpoint, document)
+    return NodeMap(endpoint, document)
