@@ -87,7 +87,7 @@ async def keep_maps_new(address: Address, endpoints: Sequence[Endpoint]) -> None
 
 
 async def _read_map(endpoint: Endpoint, control: NodeControl) -> NodeMap | None:
-    """Return the map of a node; None if it does not answer, or has no map of several nodes."""
+    """Return the map of a node; None if it does not answer, or sends no valid map."""
     try:
         async with asyncio.timeout(_MAP_SECONDS):
             document = await control.read_map()
