@@ -7,16 +7,17 @@ import pytest
 from penstock import connect
 from penstock.node import Node
 from penstock.node.mirror.bridge import Bridge
-from tests.client.test_nodes_away import VBUCKETS, Cluster
+from tests.client.test_nodes_away import NODES, VBUCKETS, Cluster
+from tests.node.balanced_nodes import apply_bucket
+from tests.node.serve_process import run_processes
 from tests.node.watch import run, until
 
 
 @pytest.fixture
 def cluster(tmp_path):
-    cluster = Cluster(tmp_path)
-    yield cluster
-    for node in cluster.nodes:
-        node.kill()
+    with run_processes(tmp_path, NODES) as processes:
+        apply_bucket([process.ports for process in processes], "beer", VBUCKETS)
+        yield Cluster(processes)
 
 
 def write_documents(cluster, vbuckets):
