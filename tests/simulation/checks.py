@@ -94,12 +94,20 @@ def find_double_owners(cluster: Cluster, driver: ClusterDriver) -> Iterator[str]
             yield f"map {newest}: vbucket {vbucket} is served by {owners}"
 
 
-def find_differences(cluster: Cluster, driver: ClusterDriver, consumers: Iterable[Consumer]) -> Iterator[str]:
-    """Yield a sentence for each replica and each consumer that differs from the active vbucket."""
+def find_differences(
+    cluster: Cluster, driver: ClusterDriver, consumers: Iterable[Consumer], *, timed: bool
+) -> Iterator[str]:
+    """Yield a sentence for each replica and each consumer that differs from the active vbucket.
+
+    Args:
+        cluster: the nodes.
+        driver: the owners of the vbuckets.
+        consumers: the consumers.
+        timed: whether no deletion was durable: then all nodes have its time.
+    """
     for number, place in driver.map.items():
         active = cluster.nodes[place.owner].vbuckets[number]
         expected = read_newest_changes(active)
-        timed = not active.history.prepares.is_used
         compared = _list_compared(active, timed=timed)
         for node in cluster.nodes:
             found = _list_compared(node.vbuckets[number], timed=timed)

@@ -58,7 +58,7 @@ class ClusterStory(World):
         """Check the promises, the replicas and the consumers."""
         self.promises.check_all()
         self.problems += self.promises.broken
-        self.problems += find_differences(self.cluster, self.driver, self.consumers)
+        self.problems += find_differences(self.cluster, self.driver, self.consumers, timed=not self.schedule.durable)
 
     async def _watch_owners(self) -> None:
         while True:
