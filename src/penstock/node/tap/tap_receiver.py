@@ -83,8 +83,10 @@ def _make_receiver(apply: Callable[[ServedBucket, M], None]) -> Callable[[Sessio
             raise InvalidArguments(f"{name_opcode(message.received_as)} that has no hop left")
         bucket = session.require_bucket()
         apply(bucket, message)
-        if not isinstance(message, TapFlush):  # which is about no vbucket
-            history = bucket.store.vbuckets[message.vbucket].history
+        vbuckets = bucket.store.vbuckets
+        # A flush is about no vbucket, and the number in a message of the connection means nothing.
+        if not isinstance(message, TapFlush) and message.vbucket < len(vbuckets):
+            history = vbuckets[message.vbucket].history
             if history.state is not VbucketState.ACTIVE:
                 history.feed = CopyFeed(session.node.machine.monotonic_ns)
         return encode_reply(message) if message.tap_flags & TapFlag.ACK else b""
