@@ -160,3 +160,11 @@ def test_tap_message_is_about_its_vbucket_alone(node, client, clock):
         assert sender.status(DcpNoop()) != S.SUCCESS
     clock.pass_seconds(2)
     assert read_ages(client) == {0: 2000}
+
+
+def test_number_of_a_message_about_no_vbucket_means_nothing(node, client):
+    """Other commands of TAP_OPAQUE are about the connection."""
+    with connected(node) as sender:
+        sender.send(TapOpaqueMessage(vbucket=999, engine_private=bytes(4), tap_flags=TapFlag.ACK))
+        assert sender.receive().specific == S.SUCCESS
+    assert read_ages(client) == {}

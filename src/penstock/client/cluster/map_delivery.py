@@ -15,6 +15,7 @@ from penstock.client.replication.map_layout import (
     make_map_document,
     read_map_layout,
     read_own_node,
+    read_version,
 )
 from penstock.client.replication.node_control import NodeControl
 from penstock.errors import Error
@@ -39,7 +40,7 @@ class NodeMap(NamedTuple):
     @property
     def version(self) -> MapVersion:
         """Epoch and revision."""
-        return self.document.get("revEpoch", 1), self.document.get("rev", 0)
+        return read_version(self.document)
 
 
 def find_old_maps(received: Sequence[NodeMap]) -> list[NodeMap]:

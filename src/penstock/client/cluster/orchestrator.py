@@ -266,9 +266,9 @@ class Orchestrator:
             for difference in found:
                 report(difference)
             if changes and found:
-                if publisher.has_shared_map:
+                if idle:
                     await restore_owners(publisher)
-                elif not any(map(_has_changes, reports)):
+                if not publisher.has_shared_map and not any(map(_has_changes, reports)):
                     await _spread_empty(publisher)
                 for control in _list_controls(publisher):
                     await release_strays(publisher, control)

@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.node_failover import read_report
 from penstock.client.cluster.replica_choice import is_replaced
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
@@ -303,7 +304,7 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     """
     layout = publisher.layout
     owned = layout.list_owned(layout.require_node(node.endpoint))
-    states = await node.read_states()
+    states = (await read_report(node)).states
     active, dead = (
         {vb for vb, found in states.items() if found is state}.difference(owned)
         for state in (VbucketState.ACTIVE, VbucketState.DEAD)
@@ -312,7 +313,7 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
         return
     await publisher.adopt_map(node.endpoint)
     await node.set_states(active, VbucketState.DEAD)
-    seqnos = await node.read_kept_seqnos()
+    seqnos = (await read_report(node)).seqnos
     filled = {vb for vb in active | dead if seqnos.get(vb) != 0}  # also one that the server does not report
     replaced = await _find_replaced(publisher, node, filled, seqnos)
     for vbucket in sorted(filled - replaced):
@@ -327,8 +328,8 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     if kept:
         raise UsageError(
             f"{format_endpoint(*node.endpoint)} has changes of its own in vbuckets {format_ranges(kept, ', ')}, which "
-            "belong to other nodes, expected none; they are kept, in state dead. `penstock replicate` "
-            "from their owners loses them"
+            "belong to other nodes, expected none; they are kept, in state dead. `penstock replicate` from their "
+            "owners loses them"
         )
 
 

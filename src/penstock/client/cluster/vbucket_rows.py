@@ -12,10 +12,8 @@ from penstock.wire.codec.constants import VbucketState
 
 __all__ = ["VbucketRow", "find_strays", "make_vbucket_rows"]
 
-_MILLISECONDS = 1000
-"""A second."""
-
-
+_SECOND = 1000
+"""Milliseconds."""
 _STRAYS = (VbucketState.ACTIVE, VbucketState.DEAD)
 
 
@@ -78,7 +76,7 @@ def _make_row(
         if source is not None and report is not None and report.has(vbucket, VbucketState.REPLICA):
             lag[layout.nodes[place].address] = max(0, high - report.seqnos.get(vbucket, 0))
         if report is not None and report.has(vbucket, VbucketState.REPLICA) and vbucket in report.ages:
-            age[layout.nodes[place].address] = report.ages[vbucket] / _MILLISECONDS
+            age[layout.nodes[place].address] = report.ages[vbucket] / _SECOND
     return VbucketRow(
         bucket,
         vbucket,

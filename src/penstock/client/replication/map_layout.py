@@ -16,10 +16,12 @@ __all__ = [
     "MapNode",
     "MapVersion",
     "find_next_version",
+    "find_own_place",
     "make_map_document",
     "read_map_layout",
     "read_own_address",
     "read_own_node",
+    "read_version",
 ]
 
 _ANY_HOST = "$HOST"
@@ -193,6 +195,22 @@ def read_own_address(document: Mapping[str, Any], dialled: Endpoint) -> str:
     return format_endpoint(*dialled) if own is None else own.address
 
 
+def find_own_place(document: Mapping[str, Any]) -> int:
+    """Return the index in nodesExt of the node that has sent or gets a map. NO_NODE if the map does not mark it.
+
+    The nodes of the bucket come first, in the order of serverList. An index behind them is a node without vbuckets.
+
+    Raises:
+        RemoteProtocolError: the map is malformed.
+    """
+    try:
+        servers, entries = document.get("vBucketServerMap", {}).get("serverList", ()), document.get("nodesExt") or ()
+        marked = [at for at, entry in enumerate(entries) if entry.get("thisNode")]
+        return marked[0] if len(marked) == 1 and len(entries) >= len(servers) else NO_NODE
+    except (TypeError, AttributeError) as error:
+        raise RemoteProtocolError(f"cluster map without ports of its node: {error}") from None
+
+
 def read_own_node(document: Mapping[str, Any], dialled: Endpoint) -> MapNode | None:
     """Return the node that has sent a map, as the map marks it. The map may name no bucket, or leave the node out.
 
@@ -206,12 +224,11 @@ def read_own_node(document: Mapping[str, Any], dialled: Endpoint) -> MapNode | N
     Raises:
         RemoteProtocolError: the map is malformed.
     """
+    at = find_own_place(document)
+    if at == NO_NODE:
+        return None
     try:
-        servers, entries = document.get("vBucketServerMap", {}).get("serverList", ()), document.get("nodesExt") or ()
-        marked = [at for at, entry in enumerate(entries) if entry.get("thisNode")]
-        if len(marked) != 1 or len(entries) < len(servers):
-            return None
-        at, entry = marked[0], entries[marked[0]]
+        servers, entry = document.get("vBucketServerMap", {}).get("serverList", ()), document["nodesExt"][at]
         if at < len(servers):
             return _read_node(servers[at], entry, dialled)
         host, port = entry.get("hostname", _ANY_HOST), entry["services"].get("kv", dialled[1])
@@ -228,9 +245,14 @@ def _read_node(server: str, entry: Mapping[str, Any], dialled: Endpoint) -> MapN
     return MapNode(endpoint, services, dict(entry.get("alternateAddresses") or {}))
 
 
+def read_version(document: Mapping[str, Any]) -> MapVersion:
+    """Return epoch and revision of a map. A node of an old server sends none."""
+    return document.get("revEpoch", 1), document.get("rev", 0)
+
+
 def find_next_version(documents: Iterable[Mapping[str, Any]]) -> MapVersion:
     """Return the version of a map that is newer than these maps."""
-    epoch, revision = max(((doc.get("revEpoch", 1), doc.get("rev", 0)) for doc in documents), default=(1, 0))
+    epoch, revision = max(map(read_version, documents), default=(1, 0))
     return max(epoch, PUSHED_EPOCH), revision + 1
 
 

@@ -16,7 +16,7 @@ from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.node_identity import NodeIdentity, check_identity, read_identity
-from penstock.client.topology.vbucket_requests import read_high_seqnos, request_failover_logs, request_high_seqnos
+from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.digits import read_digits
 from penstock.errors import Error, UsageError
 from penstock.store.history.failover_log import FailoverLog
@@ -122,10 +122,6 @@ class NodeControl:
         """Return the high seqno of each active vbucket and each replica."""
         count = (await self.connect()).vbuckets
         return await self._ask(lambda link, timeout: request_high_seqnos(link, count, timeout))
-
-    async def read_kept_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of each vbucket in any state. Empty if the server does not report them."""
-        return read_high_seqnos(await self.read_stats("vbucket-seqno", optional=True))
 
     async def read_failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """Return failover logs, newest entry first. Raises NotMyVbucket for a vbucket that the node does not have."""

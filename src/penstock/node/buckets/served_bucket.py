@@ -361,8 +361,7 @@ class ServedBucket:
 
         The same map once more changes nothing. Raises the errors of `LiveMap.replace`.
         """
-        if pushed != self.cluster_map.pushed:
-            self.cluster_map.replace(pushed)
+        if self.cluster_map.replace(pushed):
             self.fence_vbuckets()
 
     def fence_vbuckets(self) -> None:
@@ -382,7 +381,7 @@ class ServedBucket:
             if vbucket.id in owned.foreign and vbucket.history.state is VbucketState.ACTIVE:
                 with suppress(*REFUSED):  # it stays active, and no client may use it
                     vbucket.set_state(owned.foreign[vbucket.id])
-                self.report_event(vbucket, VbucketEvent.STATE_CHANGED)
+                    self.report_event(vbucket, VbucketEvent.STATE_CHANGED)
 
     def _find_default_chains(self) -> Chains:
         """Return the replication chains without an orchestrator: this node alone, if the bucket has no replicas."""

@@ -90,23 +90,27 @@ class LiveMap:
         """
         return (epoch, revision) >= self.version
 
-    def replace(self, pushed: PushedMap) -> None:
+    def replace(self, pushed: PushedMap) -> bool:
         """Serve a pushed map from now on, and notify watchers. The same map once more changes nothing.
 
         Clients never go back, so the map does not either.
+
+        Returns:
+            Whether the map is another one than before.
 
         Raises:
             KeyExists: the map is older than the newest one, or has its version and another text.
             TemporaryFailure: the map cannot be stored. Nothing has changed.
         """
         if pushed == self._pushed:
-            return
+            return False
         if (pushed.epoch, pushed.revision) <= self.version:
             found, newest = f"{pushed.epoch}:{pushed.revision}", f"{self._epoch}:{self._revision}"
             raise KeyExists(f"cluster map with revision {found}, expected one above {newest}")
         self._store(pushed)
         self._pushed = pushed
         self.invalidate()
+        return True
 
     def invalidate(self) -> None:
         """Build the map again when it is needed next; notify watchers in a turn of their own.

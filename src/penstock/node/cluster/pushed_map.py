@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.replication.map_layout import read_map_layout
+from penstock.client.replication.map_layout import find_own_place, read_map_layout
 from penstock.errors import InvalidArguments, RemoteProtocolError
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
@@ -71,13 +71,11 @@ class PushedMap:
             The vbuckets; None for a map without vbuckets, or without the mark: it is of no use for this.
         """
         try:
-            layout = read_map_layout(self.content, _ANY_ENDPOINT)
+            layout, here = read_map_layout(self.content, _ANY_ENDPOINT), find_own_place(self.content)
         except RemoteProtocolError:
             return None
-        marked = [at for at, entry in enumerate(self.content.get("nodesExt") or ()) if entry.get("thisNode")]
-        if len(marked) != 1:
+        if here == NO_NODE:
             return None
-        here = marked[0]
         foreign = {
             vbucket: VbucketState.REPLICA if here in chain else VbucketState.DEAD
             for vbucket, chain in enumerate(layout.chains)

@@ -70,25 +70,21 @@ MESSAGES = CommandTable(_reply_errors)
 M = TypeVar("M", bound=TapMessage)
 
 
-def _make_receiver(apply: Callable[[ServedBucket, M], None]) -> Callable[[Session, M], bytes]:
+def _make_receiver(apply: Callable[[ServedBucket, M], Vbucket | None]) -> Callable[[Session, M], bytes]:
     """Return the handler of a message: it applies the message, and replies if the message asks for an answer.
 
     Args:
-        apply: applies the message to the bucket. May raise CloseConnection and StatusError.
+        apply: applies the message to the bucket, and returns the vbucket that it is about, None for no vbucket. May
+            raise CloseConnection and StatusError.
     """
 
     @wraps(apply)
     def receive(session: Session, message: M) -> bytes:
         if not message.ttl:
             raise InvalidArguments(f"{name_opcode(message.received_as)} that has no hop left")
-        bucket = session.require_bucket()
-        apply(bucket, message)
-        vbuckets = bucket.store.vbuckets
-        # A flush is about no vbucket, and the number in a message of the connection means nothing.
-        if not isinstance(message, TapFlush) and message.vbucket < len(vbuckets):
-            history = vbuckets[message.vbucket].history
-            if history.state is not VbucketState.ACTIVE:
-                history.feed = CopyFeed(session.node.machine.monotonic_ns)
+        vbucket = apply(session.require_bucket(), message)
+        if vbucket is not None and vbucket.history.state is not VbucketState.ACTIVE:
+            vbucket.history.feed = CopyFeed(session.node.machine.monotonic_ns)
         return encode_reply(message) if message.tap_flags & TapFlag.ACK else b""
 
     return receive
@@ -126,15 +122,15 @@ def _check_countable(name: str, number: int) -> int:
 
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
-def store_mutation(bucket: ServedBucket, message: TapMutation) -> None:
-    """Store a mutation."""
+def store_mutation(bucket: ServedBucket, message: TapMutation) -> Vbucket:
+    """Return the vbucket of a mutation, which is stored."""
     vbucket = _find_vbucket(bucket, message.vbucket)
     _check_key(message)
     rev_seqno = _read_revision(message)
     key = DEFAULT_PREFIX + message.key
     old = vbucket.get(key)
     if old is not None and (old.cas, old.rev_seqno) == (message.cas, rev_seqno):
-        return  # it has returned through a circle of nodes
+        return vbucket  # it has returned through a circle of nodes
     private = message.engine_private
     stored = vbucket.incoming.apply(
         Event.MUTATION,
@@ -148,6 +144,7 @@ def store_mutation(bucket: ServedBucket, message: TapMutation) -> None:
         datatype=detect_document_datatype(message.datatype, message.value),
     )
     _record_change(bucket, vbucket, stored.seqno, message)
+    return vbucket
 
 
 def _read_item_flags(message: TapMutation) -> int:
@@ -159,14 +156,14 @@ def _read_item_flags(message: TapMutation) -> int:
 
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
-def store_deletion(bucket: ServedBucket, message: TapDelete) -> None:
-    """Store a deletion. A deletion of a missing document is ignored."""
+def store_deletion(bucket: ServedBucket, message: TapDelete) -> Vbucket:
+    """Return the vbucket of a deletion, which is stored. A deletion of a missing document is ignored."""
     vbucket = _find_vbucket(bucket, message.vbucket)
     _check_key(message)
     key = DEFAULT_PREFIX + message.key
     old = vbucket.get(key)
     if old is None:
-        return
+        return vbucket
     rev_seqno = _read_revision(message)
     stored = vbucket.incoming.apply(
         Event.DELETION,
@@ -177,6 +174,7 @@ def store_deletion(bucket: ServedBucket, message: TapDelete) -> None:
         datatype=message.datatype,
     )
     _record_change(bucket, vbucket, stored.seqno, message)
+    return vbucket
 
 
 def _record_change(bucket: ServedBucket, vbucket: Vbucket, seqno: int, message: TapMessage) -> None:
@@ -200,8 +198,8 @@ def _reset_vbucket(bucket: ServedBucket, vbucket: Vbucket) -> None:
 
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
-def handle_opaque(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
-    """Handle an opaque message: INITIAL_VBUCKET_STREAM empties the vbucket. All other commands are ignored.
+def handle_opaque(bucket: ServedBucket, message: TapOpaqueMessage) -> Vbucket | None:
+    """Return the vbucket of INITIAL_VBUCKET_STREAM, which is emptied. All other opaque commands are ignored.
 
     Raises:
         NotMyVbucket: the vbucket does not accept changes, or is active and would lose its own changes.
@@ -216,12 +214,14 @@ def handle_opaque(bucket: ServedBucket, message: TapOpaqueMessage) -> None:
             text = f"vbucket {vbucket.id} is active and has {high_seqno} changes, expected a replica"
             raise NotMyVbucket(text, vbucket=vbucket.id)
         _reset_vbucket(bucket, vbucket)
+        return vbucket
+    return None
 
 
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
-def set_vbucket_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
-    """Set the state of a vbucket. Raises CloseConnection for an invalid state."""
+def set_vbucket_state(bucket: ServedBucket, message: TapVbucketSet) -> Vbucket:
+    """Return a vbucket, whose state is set. Raises CloseConnection for an invalid state."""
     number = int.from_bytes(message.engine_private, "big")
     nbytes = len(message.engine_private)
     if nbytes != _NUMBER_BYTES:
@@ -236,19 +236,20 @@ def set_vbucket_state(bucket: ServedBucket, message: TapVbucketSet) -> None:
         # TAP copies have branches of their own, which a takeover continues.
         vbucket.set_state(state, takeover=vbucket.history.whole_seqno == vbucket.changes.high_seqno)
         bucket.report_event(vbucket, VbucketEvent.STATE_CHANGED)
+    return vbucket
 
 
 @MESSAGES.serve(needs=REPLICATE)
 @_make_receiver
-def update_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> None:
-    """Start or end a checkpoint, in a vbucket that is a copy of the producer's.
+def update_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapCheckpointEnd) -> Vbucket:
+    """Return the vbucket of a checkpoint, which starts or ends in a copy of the producer's vbucket.
 
     Raises:
         CloseConnection: the id is malformed, or the checkpoint is not open.
     """
     vbucket = bucket.store.find_existing(message.vbucket)
     if vbucket.history.state is VbucketState.ACTIVE:
-        return
+        return vbucket
     # In the documentation, the id is engine-private data, without flags. No server sends this form.
     text = message.value or (message.engine_private if message.flags is None else b"")
     if len(text) != _ID_BYTES:
@@ -265,3 +266,4 @@ def update_checkpoint(bucket: ServedBucket, message: TapCheckpointStart | TapChe
     elif checkpoint and checkpoint != checkpoints.open_id:
         checkpoints.open_checkpoint(checkpoint)
         bucket.changed.add(vbucket.id)  # wakes streams that announce checkpoints
+    return vbucket
