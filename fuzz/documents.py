@@ -35,7 +35,7 @@ _RULES = (
         ColumnRule("z", _DATE, ("c",)),
     ],
     [
-        ColumnRule("a", pa.string(), form="text"),
+        ColumnRule("a", pa.string(), form="json"),
         ColumnRule("b", pa.map_(pa.string(), pa.map_(pa.string(), pa.int64()))),
     ],
 )

@@ -30,6 +30,7 @@ __all__ = [
     "escape_bytes",
     "escape_text",
     "find_bucket_name_error",
+    "format_count",
     "is_bucket_name",
     "make_json_printable",
     "make_printable",
@@ -75,6 +76,11 @@ def _escape_character(char: str) -> str:
 def unescape_text(shown: str) -> str:
     """Return the text that `escape_text` has escaped."""
     return _ESCAPE.sub(lambda found: _LONG.get(found[0]) or chr(int(found[0][2:], 16)), shown)
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number of things as text: `1 file`, `2,000 files`."""
+    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def make_printable(text: str) -> str:

@@ -50,7 +50,7 @@ RULES = (
         ("`a.b`.unit-price", "STRING", ColumnRule("unit_x2d_price", pa.string(), ("a.b", "unit-price"))),
         ("at", "date DATE from 'unix_s'", ColumnRule("date", pa.date32(), ("at",), "unix_s")),
         ("at", " TIMESTAMP  FROM 'unix_us' ", ColumnRule("at", pa.timestamp("us", "UTC"), ("at",), "unix_us")),
-        ("a", "STRING FROM 'json'", ColumnRule("a", pa.string(), ("a",), "text")),
+        ("a", "STRING FROM 'json'", ColumnRule("a", pa.string(), ("a",), "json")),
         ("a", "ARRAY<STRUCT<b: INT>>", ColumnRule("a", pa.list_(pa.struct([("b", pa.int32())])), ("a",))),
     ],
 )

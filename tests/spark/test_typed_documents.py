@@ -153,8 +153,8 @@ HELD = [
     (pa.string(), None, '"\\ud83d\\ude00 \\u0000\\n"', "\U0001f600 \0\n"),
     (pa.string(), None, '"\\ud83d"', INEXACT),
     (pa.string(), None, "1", TYPE),
-    (pa.string(), "text", '"a"', '"a"'),
-    (pa.string(), "text", '{"y" : [1.0]}', '{"y" : [1.0]}'),
+    (pa.string(), "json", '"a"', '"a"'),
+    (pa.string(), "json", '{"y" : [1.0]}', '{"y" : [1.0]}'),
     *(
         (pa.binary(), None, *case)
         for case in (
@@ -462,7 +462,7 @@ BAD_RULES = [
     ([ColumnRule("a", pa.int8()), ColumnRule("a", pa.int8(), ("b",))], "columns a, a; expected each name once"),
     ([ColumnRule("a", pa.int8()), ColumnRule("b", pa.int8(), ("a",))], "column b has path a of another column"),
     ([ColumnRule("a", pa.int8()), ColumnRule("b", pa.int8(), ("a", "x"))], "the path of column b leads into column a"),
-    ([ColumnRule("a", TIMESTAMP, form="epoch")], "the form of a is 'epoch'; expected unix_s, unix_ms, unix_us or text"),
+    ([ColumnRule("a", TIMESTAMP, form="epoch")], "the form of a is 'epoch'; expected unix_s, unix_ms, unix_us or json"),
 ]
 
 
@@ -529,7 +529,7 @@ def rule_lists(draw: st.DrawFn) -> Rules:
     rules: Rules = []
     for path in draw(st.lists(PATHS, max_size=4, unique=True)):
         if not any(path[: len(each.path)] == each.path or each.path[: len(path)] == path for each in rules):
-            form = draw(st.sampled_from([None, None, "text", *FORMS]))
+            form = draw(st.sampled_from([None, None, "json", *FORMS]))
             rules.append(ColumnRule(f"c{len(rules)}", draw(TYPES), path, form))
     return rules
 

@@ -15,6 +15,7 @@ from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import StoreDamaged, UsageError
+from penstock.names import format_count
 
 if TYPE_CHECKING:
     from penstock.store.recovery.repair_plan import DamageLoss, LostChanges
@@ -160,11 +161,11 @@ def _make_loss_object(loss: DamageLoss) -> dict[str, Any]:
 
 def _format_report(path: Path, report: CheckReport) -> Iterator[str]:
     found, torn = report.found, report.found.torn
-    files = f"{_format_count(len(found.sealed), 'segment')} and {_format_count(len(found.logs), 'log file')}"
+    files = f"{format_count(len(found.sealed), 'segment')} and {format_count(len(found.logs), 'log file')}"
     there = (
-        f"{_format_count(sum(left.changes for left in report.remaining), 'change')} and "
-        f"{_format_count(sum(left.documents for left in report.remaining), 'document')} "
-        f"in {sum(left.changes > 0 for left in report.remaining)} of {_format_count(len(report.remaining), 'vbucket')}"
+        f"{format_count(sum(left.changes for left in report.remaining), 'change')} and "
+        f"{format_count(sum(left.documents for left in report.remaining), 'document')} "
+        f"in {sum(left.changes > 0 for left in report.remaining)} of {format_count(len(report.remaining), 'vbucket')}"
     )
     if report.losses:
         yield f"{path}: bucket {report.record['name']} is damaged; {files}"
@@ -181,25 +182,21 @@ def _format_report(path: Path, report: CheckReport) -> Iterator[str]:
         yield f"  {torn.name}: {torn.nbytes} bytes from offset {torn.offset} are an incomplete last write"
 
 
-def _format_count(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
-
-
 def _describe_loss(loss: DamageLoss) -> str:
     counted = [lost for lost in loss.lost if lost.changes is not None]
     parts = []
     if counted:
         changes = sum(lost.changes or 0 for lost in counted)
-        parts.append(f"{_format_count(changes, 'change')}: {_join_listed(map(_describe_counted, counted))}")
+        parts.append(f"{format_count(changes, 'change')}: {_join_listed(map(_describe_counted, counted))}")
     unknown = [lost for lost in loss.lost if lost.changes is None]
     if unknown:
         parts.append(f"all changes in {_join_listed(map(_describe_unknown, unknown))}")
     if loss.notes:
-        parts.append(_format_count(loss.notes, "note") + " about vbuckets")
+        parts.append(format_count(loss.notes, "note") + " about vbuckets")
     if not loss.damage.nbytes and not unknown:
         parts.append("all contents of the missing file")
     if loss.unreadable:
-        parts.append(f"{_format_count(loss.unreadable, 'unreadable byte')}")
+        parts.append(f"{format_count(loss.unreadable, 'unreadable byte')}")
     return "; ".join(parts) or "no change"
 
 

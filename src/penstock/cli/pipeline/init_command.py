@@ -15,7 +15,8 @@ from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.outputs.pipeline_outputs import DraftTableLine
 from penstock.cli.pipeline.group import commands
 from penstock.client.connect.address import DEFAULT_URL, Address
-from penstock.errors import Error, UsageError
+from penstock.errors import UsageError
+from penstock.names import format_count
 
 if TYPE_CHECKING:
     from penstock.client.dumps.document_samples import DocumentSamples
@@ -76,18 +77,14 @@ def init(
         print_text(_format_line(line))
     for name in sample.denied:
         print_text(f"{name:<24} left out: the user may not read it")
-    print_text(f"{file}: {_count(len(lines), 'table')}. Check it: penstock pipeline plan {file}")
+    print_text(f"{file}: {format_count(len(lines), 'table')}. Check it: penstock pipeline plan {file}")
 
 
 def _format_line(line: DraftTableLine) -> str:
-    parts = [_describe_sample(line["sampled"], line["documents"]), _count(line["fields"], "field")]
+    parts = [_describe_sample(line["sampled"], line["documents"]), format_count(line["fields"], "field")]
     if line["doubts"]:
-        parts.append(f"{_count(len(line['doubts']), 'doubt')}, see the comments")
+        parts.append(f"{format_count(len(line['doubts']), 'doubt')}, see the comments")
     return f"{line['name']:<24} {'; '.join(parts)}"
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 async def _sample(address: Address, report: Callable[[int], None]) -> DocumentSamples:
@@ -133,9 +130,7 @@ def _describe_sample(sampled: int, total: int | None) -> str:
 
 
 def _write_file(file: Path, bucket: str, options: dict[str, str | list[str]], tables: list[DraftTable]) -> None:
+    from penstock.client.positions.synced_file import replace_file
     from penstock.spark.pipeline.definition.definition_text import choose_source_name, format_definition
 
-    try:
-        file.write_text(format_definition(_LAKE, choose_source_name(bucket), options, tables), encoding="utf-8")
-    except OSError as error:
-        raise Error(f"{file}: cannot be written: {error.strerror or error}") from error
+    replace_file(file, format_definition(_LAKE, choose_source_name(bucket), options, tables).encode())

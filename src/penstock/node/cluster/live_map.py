@@ -96,7 +96,7 @@ class LiveMap:
         Clients never go back, so the map does not either.
 
         Returns:
-            Whether the map is another one than before.
+            Whether the map differs from the one before.
 
         Raises:
             KeyExists: the map is older than the newest one, or has its version and another text.

@@ -26,8 +26,6 @@ Path = tuple[str, ...]
 _TIMES = (TIMESTAMP, DATE)
 FORMS = {"unix_s": _TIMES, "unix_ms": _TIMES, "unix_us": _TIMES, "json": (pa.string(),)}
 """Forms of a declaration with the types that have them."""
-_PARSER_FORMS = {"json": "text"}
-"""Forms that the parser knows by another name."""
 _DECLARATION = re.compile(r"(?is)(?P<column>.*?)(?:\s+FROM\s+'(?P<form>[^']*)')?\s*")
 _EXPECTED = "expected [column] TYPE [FROM 'form'], such as 'DECIMAL(12,2)' or \"ordered_at TIMESTAMP FROM 'unix_ms'\""
 
@@ -56,7 +54,7 @@ def parse_rule(path: Path, text: str) -> ColumnRule:
     if form is not None and of not in FORMS[form]:
         types = " or ".join(map(format_type, FORMS[form]))
         raise UsageError(f"{place}, with {format_type(of)} FROM {form!r}; expected {types} with this form")
-    return ColumnRule(name, of, path, None if form is None else _PARSER_FORMS.get(form, form))
+    return ColumnRule(name, of, path, form)
 
 
 def _parse_column(text: str, place: str) -> tuple[str | None, pa.DataType]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from penstock.names import make_printable
+from penstock.names import format_count, make_printable
 from penstock.spark.tables.inference import MOST_FIELDS, FieldValues
 from penstock.spark.values.json_times import fit_date, fit_timestamp
 from penstock.spark.values.json_types import format_type, quote_name
@@ -48,11 +48,11 @@ def _doubt_values(values: FieldValues, place: str) -> Iterator[str]:
         yield f"{place}: not in schema, because it has only nulls, empty objects or empty arrays"
         return
     if len(counts) > 1:
-        parts = [_count(number, kind) for kind, number in sorted(counts.items(), key=lambda each: -each[1])]
+        parts = [format_count(number, kind) for kind, number in sorted(counts.items(), key=lambda each: -each[1])]
         yield f"{place}: {', '.join(parts)}; values that do not fit are in _rest"
     kind = max(counts, key=lambda each: counts[each])
     if kind == "number" and values.counts["wide"]:
-        yield f"{place}: {_count(values.counts['wide'], 'number')} beyond 64 bits, so {format_type(chosen)}"
+        yield f"{place}: {format_count(values.counts['wide'], 'number')} beyond 64 bits, so {format_type(chosen)}"
     elif kind == "text" and (hint := _find_time_type(values.texts)) is not None:
         yield f"{place}: the texts look like times; {hint} may be better than STRING"
     elif kind == "object":
@@ -68,10 +68,6 @@ def _find_time_type(texts: list[str]) -> str | None:
     if all(fit_date(text) is not None for text in texts):
         return "DATE"
     return "TIMESTAMP" if all(fit_timestamp(text) is not None for text in texts) else None
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s' * (number != 1)}"
 
 
 def _format_name(name: str) -> str:

@@ -118,7 +118,7 @@ def build_type_node(of: pa.DataType, path: str, name: str, form: str | None) -> 
     if of not in _LEAVES:
         raise UsageError(f"column {path} is {of}; expected a type that JSON has values of")
     kind = _LEAVES[of]
-    if kind is NodeKind.STRING and form == "text":
+    if kind is NodeKind.STRING and form == "json":
         kind = NodeKind.JSON_TEXT
     is_time = kind in (NodeKind.TIMESTAMP, NodeKind.DATE)
     return ColumnNode(kind, path, name, of, FORMS.get(form or "", -1) if is_time else -1)

@@ -49,7 +49,7 @@ class ColumnRule:
         name: the column.
         type: its Arrow type.
         path: the names that lead to its value; the name of the column alone by default.
-        form: `unix_s`, `unix_ms` or `unix_us` for times that are numbers since 1970. `text` for strings that hold any
+        form: `unix_s`, `unix_ms` or `unix_us` for times that are numbers since 1970. `json` for strings that hold any
             value as JSON text.
     """
 
@@ -245,8 +245,8 @@ def _build_tree(rules: Sequence[ColumnRule]) -> ColumnNode:
     if len({rule.name for rule in rules}) < len(rules):
         raise UsageError(f"columns {', '.join(rule.name for rule in rules)}; expected each name once")
     for rule in rules:
-        if rule.form is not None and rule.form not in (*FORMS, "text"):
-            raise UsageError(f"the form of {rule.name} is {rule.form!r}; expected {', '.join(FORMS)} or text")
+        if rule.form is not None and rule.form not in (*FORMS, "json"):
+            raise UsageError(f"the form of {rule.name} is {rule.form!r}; expected {', '.join(FORMS)} or json")
         *outer, last = rule.path or (rule.name,)
         group = root
         for name in outer:
