@@ -40,6 +40,11 @@ Row = dict[str, Any]
 Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
 
 
+def prepare_merge(lake: Lake) -> current.PreparedMerge | current.MergeProgress:
+    """Write the files of the next merge of `current`."""
+    return current.prepare_merges([describe_current(lake)])[0]
+
+
 def row(
     vbucket: int, seqno: int, key: bytes | None = b"", value: bytes | None = b"", event: str = "mutation", **more
 ) -> Row:

@@ -18,7 +18,7 @@ from penstock.spark.lake.changelog.changelog_writer import commit_batch, write_f
 from penstock.spark.lake.changelog.merge_rules import fill_collection_ids, merge_changes, select_newest
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current import table_rewrite
-from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current, prepare_merge
+from penstock.spark.lake.current.current_table import MergeProgress, PreparedMerge, merge_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_readers import count_documents, count_rows, read_current, read_documents
 from penstock.spark.lake.tables.lake_table import CommitFailed
@@ -26,7 +26,7 @@ from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS, CURRENT_SCHEMA, 
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.examples import scaled
 from tests.spark import lakes
-from tests.spark.lakes import append, as_documents, model, rollback, row, table
+from tests.spark.lakes import append, as_documents, model, prepare_merge, rollback, row, table
 
 KEYS = [b"", b"a", b"b", b"\xff", b"\xc3\xa9", b"long " * 20]
 

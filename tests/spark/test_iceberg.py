@@ -20,7 +20,7 @@ from penstock.errors import Error, LakeRefused, UsageError
 from penstock.spark import Lake, compact, vacuum
 from penstock.spark.lake.changelog.changelog_writer import commit_batch
 from penstock.spark.lake.current import current_table as current
-from penstock.spark.lake.current.current_table import PreparedMerge, merge_current, prepare_merge
+from penstock.spark.lake.current.current_table import PreparedMerge, merge_current
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
 from penstock.spark.lake.tables import iceberg_files
 from penstock.spark.lake.tables import iceberg_table as iceberg
@@ -30,7 +30,19 @@ from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
 from tests.spark import lakes
-from tests.spark.lakes import QUERY, VBUCKETS, append, as_documents, batch_rows, checkpoint, model, rollback, row, write
+from tests.spark.lakes import (
+    QUERY,
+    VBUCKETS,
+    append,
+    as_documents,
+    batch_rows,
+    checkpoint,
+    model,
+    prepare_merge,
+    rollback,
+    row,
+    write,
+)
 from tests.spark.rest_catalog import serve_catalog
 
 
@@ -299,9 +311,8 @@ REST = """
 import sys
 from penstock.spark import Lake
 from penstock.spark.lake.tables.lake_table import CommitFailed
-from penstock.spark.lake.current.current_table import prepare_merge
 from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
-from tests.spark.lakes import append, as_documents, model
+from tests.spark.lakes import append, as_documents, model, prepare_merge
 from tests.spark.test_iceberg import expected, fill
 
 lake = Lake(sys.argv[1], "iceberg", sys.argv[2])

@@ -21,7 +21,6 @@ from penstock.spark.lake.current.current_table import (
     MergeProgress,
     PreparedMerge,
     merge_current,
-    prepare_merge,
     prepare_merges,
 )
 from penstock.spark.lake.maintenance import lake_compaction
@@ -39,7 +38,7 @@ from penstock.spark.lake.tables.lake_table import CommitFailed
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark import lakes
-from tests.spark.lakes import append, as_documents, identities, model, row, write
+from tests.spark.lakes import append, as_documents, identities, model, prepare_merge, row, write
 from tests.spark.test_current import FORMATS, histories
 
 MIB = 1 << 20

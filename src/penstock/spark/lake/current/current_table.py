@@ -171,19 +171,6 @@ def _commit_merges(steps: Sequence[PreparedMerge | MergeProgress]) -> list[Merge
     return found
 
 
-def prepare_merge(lake: LakeDirectory, policy: MergePolicy | None = None) -> PreparedMerge | MergeProgress:
-    """Write the files of the next merge of `current`, as `prepare_merges` does.
-
-    Args:
-        lake: the lake of the tables.
-        policy: decides whether a merge is due; None to merge in any case.
-
-    Returns:
-        The merge to commit, or the progress of `current` if no merge is due.
-    """
-    return prepare_merges([describe_current(lake)], policy)[0]
-
-
 def prepare_merges(
     targets: Sequence[DocumentTable], policy: MergePolicy | None = None
 ) -> list[PreparedMerge | MergeProgress]:
