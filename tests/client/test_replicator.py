@@ -210,6 +210,22 @@ def test_ended_stream_begins_again(active, fresh, protocol):
     asyncio.run(main())
 
 
+@pytest.mark.parametrize("protocol", [Dialect.DCP, Dialect.UPR])
+def test_stream_that_the_target_closes_begins_again(active, fresh, protocol):
+    """Another client promotes a replica and makes it a replica again: neither side may wait for the other's stream."""
+
+    async def main():
+        async with replicating(active, fresh, protocol=protocol):
+            await asyncio.to_thread(write, active, 0, 100)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+            for state in (VbucketState.ACTIVE, VbucketState.REPLICA):
+                await asyncio.to_thread(set_states, fresh, state, [1])
+            await asyncio.to_thread(write, active, 100, 200)
+            await asyncio.to_thread(wait_until_copied, fresh, active)
+
+    asyncio.run(main())
+
+
 async def write_steadily(url, name, newest):
     """Write documents one after the other until the caller cancels. `newest` gets the last value of each key."""
     async with penstock.connect(url) as bucket:

@@ -33,7 +33,7 @@ class FrameRelay:
         Args:
             source: the connection to the source node.
             target: the connection to the target node.
-            on_frame: called with each frame of the source that is no change, after it was passed on.
+            on_frame: called with each frame that is no change, of both sides, after it was passed on.
         """
         self._pair = LinkPair(source, target)
         self.source = source
@@ -60,6 +60,7 @@ class FrameRelay:
             if not isinstance(event, Frame):
                 raise RemoteProtocolError(f"{link.peer} sends changes, expected a node that stores them")
             self.source.send(join_frame(event))
+            self._on_frame(event)
 
     async def wait_closed(self) -> Exception:
         """Wait until one side has ended, and end the other. Returns the reason, which names the side."""

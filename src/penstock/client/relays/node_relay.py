@@ -123,10 +123,14 @@ class DcpNodeRelay:
         name = make_relay_name(endpoint, target, purpose)
 
         def watch(frame: Frame) -> None:
-            if frame.opcode == Opcode.DCP_STREAM_END and frame.magic == Magic.REQUEST:
+            if frame.magic != Magic.REQUEST:
+                return
+            if frame.opcode == Opcode.DCP_STREAM_END:
                 reason = int.from_bytes(frame.extras, "big")
                 text = f"vbucket {frame.specific}: the source ended its stream, reason {reason}"
                 on_lost(frame.specific, ConnectionClosed(text))
+            elif frame.opcode == Opcode.DCP_CLOSE_STREAM:
+                on_lost(frame.specific, ConnectionClosed(f"vbucket {frame.specific}: the target closed its stream"))
 
         pair = await open_dcp_pair(source, endpoint, target, name, consumer_name)
         return cls(FrameRelay(pair.source, pair.target, watch), name, target.options.operation_timeout)

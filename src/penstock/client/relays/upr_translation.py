@@ -43,7 +43,7 @@ from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.columns.run_decoder import decode_run
 from penstock.wire.columns.run_encoder import encode_columns
 from penstock.wire.columns.schema import Event
-from penstock.wire.messages.dcp import SnapshotMarker, StreamEnd, StreamReq, pack_rollback
+from penstock.wire.messages.dcp import CloseStream, SnapshotMarker, StreamEnd, StreamReq, pack_rollback
 from penstock.wire.messages.kv import pack_failover_log
 from penstock.wire.messages.upr import UprSnapshotStart, UprStreamEnd, UprStreamReq
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
@@ -124,6 +124,8 @@ class UprTranslation:
         if frame.opcode == Opcode.DCP_CONTROL:
             return Translated(to_target=_encode_reply(Opcode.DCP_CONTROL, frame.opaque, Status.EINVAL))
         request = decode_frame(frame)
+        if isinstance(request, CloseStream):
+            raise ConnectionClosed(f"vbucket {request.vbucket}: the target closed its stream")
         if not isinstance(request, StreamReq):
             raise RemoteProtocolError(f"{name_opcode(frame.opcode)} of the target, expected a DCP consumer")
         return self._request_stream(request)

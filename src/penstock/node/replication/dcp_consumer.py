@@ -31,7 +31,7 @@ from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Run
-from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, Control, unpack_rollback
+from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, CloseStream, Control, unpack_rollback
 from penstock.wire.messages.kv import unpack_failover_log
 from penstock.wire.protocol.stream_state import StreamState
 
@@ -133,11 +133,18 @@ class DcpConsumer(StreamEndpoint):
         logger.info("vbucket %d: the producer has ended the stream, reason %d", stream.vbucket.id, reason)
 
     def vbucket_changed(self, vbucket: Vbucket, event: VbucketEvent) -> None:
-        """Forget the stream of a vbucket that another client has promoted, emptied or deleted."""
+        """Close the stream of a vbucket that another client has promoted, emptied or deleted.
+
+        The producer learns it too. It would otherwise wait for the end of a stream that no client reads, also after
+        the vbucket has become a replica again.
+        """
         is_kept = event is VbucketEvent.STATE_CHANGED and vbucket.history.state is not VbucketState.ACTIVE
-        if not is_kept and (stream := self.streams.pop(vbucket.id, None)) is not None:
-            _end_feed(self, stream)
-            logger.info("vbucket %d: its stream ends, since another client has changed the vbucket", vbucket.id)
+        if is_kept or (stream := self.streams.pop(vbucket.id, None)) is None:
+            return
+        _end_feed(self, stream)
+        logger.info("vbucket %d: its stream ends, since another client has changed the vbucket", vbucket.id)
+        if stream.state is not None:
+            self.session.output.write(CloseStream(vbucket=vbucket.id, opaque=next(self._opaques)).encode())
 
     def _make_missing_error(self, text: str) -> StatusError:
         return (
@@ -165,7 +172,8 @@ class DcpConsumer(StreamEndpoint):
             for stream in self.streams.values():
                 if stream.opaque == frame.opaque and stream.state is StreamState.REQUESTED:
                     return self._handle_stream_answer(stream, frame)
-        if frame.opcode == Opcode.DCP_BUFFER_ACK:  # kv_engine sends none, but some proxies do
+        # kv_engine answers no BUFFER_ACK, but some proxies do. A stream that was closed here may have ended there.
+        if frame.opcode in (Opcode.DCP_BUFFER_ACK, Opcode.DCP_CLOSE_STREAM):
             return b""
         raise CloseConnection(f"response to {name_opcode(frame.opcode)}, which this consumer has not requested")
 
