@@ -41,6 +41,7 @@ SHAPE = "penstock.shape"
 PROPERTIES = {
     "delta.enableChangeDataFeed": "true",
     "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "_vbucket,_history,_seqno",
     "delta.logRetentionDuration": "interval 2 days",
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }

@@ -27,14 +27,18 @@ from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
 # Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
 # both short. If a version is not merged into `current` before its log entry expires, the whole changelog is merged.
 # The log remembers a removed file for longer than vacuum keeps it, because vacuum removes only remembered files.
+# For deltalake's datasets a column whose statistics are missing has no values, and a condition on it finds no row. So
+# each table names the columns that have statistics.
 CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "key,vbucket,seqno,history",
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
 # Every merge rewrites files. A short time keeps the list of removed files in the log small.
 CURRENT_PROPERTIES = {
     "delta.checkpointInterval": "50",
+    "delta.dataSkippingStatsColumns": "vbucket,seqno,history",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 5 minutes",
 }
