@@ -285,6 +285,12 @@ def test_metadata_are_columns_if_they_are_named(lake, metadata):
     [
         ("n BIGINT", "n STRING", "column 'n' is in schema and in key 'n STRING', expected another name"),
         ("N BIGINT", "x::{n INT}", "column 'N' is in schema"),
+        ("o STRUCT<x: INT, x: INT>", "id STRING", "fields x, x; expected each name once"),
+        (
+            "l ARRAY<STRUCT<o: STRUCT<x: INT, y: INT, x: STRING>>>",
+            "id STRING",
+            "fields x, y, x; expected each name once",
+        ),
         ("n BIGINT", "`a b` STRING", "where a column is 'a b'; expected letters, digits and underscores"),
         ("n BIGINT", "x{_key STRING}", "where a column is '_key'; expected letters"),
         ("n BIGINT", "_seqno BIGINT", "where a column is '_seqno'; expected letters"),

@@ -729,10 +729,18 @@ static int hold_number(Parser *parser, Node *node, const uint8_t *text, const ui
     return is_held ? FITS_COLUMN : INEXACT;
 }
 
+static int hold_time(Parser *parser, Node *node, const uint8_t *text, const uint8_t *end)
+{
+    int64_t time;
+    const Found found = read_time(text, end, &time);
+    if (found == FOUND_EXACTLY)
+        add_value(parser, node, &time);
+    return found == FOUND_EXACTLY ? FITS_COLUMN : found == NOT_EXACT ? INEXACT : OTHER_TEXT;
+}
+
 /* text: padded with zero bytes or a quote, so that it ends for whoever reads a number in it. */
 static int hold_text(Parser *parser, Node *node, const uint8_t *text, int64_t bytes, int has_halves)
 {
-    int64_t time;
     int32_t day;
     if (node->kind == STRING) {
         if (has_halves)
@@ -745,10 +753,8 @@ static int hold_text(Parser *parser, Node *node, const uint8_t *text, int64_t by
         if (end && end == text + bytes)
             return hold_number(parser, node, text, end);
     }
-    if (node->kind == TIMESTAMP && read_time(text, text + bytes, &time)) {
-        add_value(parser, node, &time);
-        return FITS_COLUMN;
-    }
+    if (node->kind == TIMESTAMP)
+        return hold_time(parser, node, text, text + bytes);
     if (node->kind == DATE && read_day(text, text + bytes, &day)) {
         add_value(parser, node, &day);
         return FITS_COLUMN;
@@ -777,7 +783,7 @@ static int hold_milliseconds(Parser *parser, Node *node, const uint8_t *text, co
         return OTHER_TEXT;
     const Number number = split_number(text, end);
     if (!to_time(&number, MILLISECONDS, &time))
-        return OTHER_TEXT;
+        return INEXACT;
     add_value(parser, node, &time);
     return FITS_COLUMN;
 }
@@ -810,11 +816,7 @@ static int hold_date_object(Parser *parser, Node *node, const uint8_t *open)
         return OTHER_TEXT;
     if (is_nested)
         return hold_milliseconds(parser, node, text, text + bytes);
-    int64_t time;
-    if (!read_time(text, text + bytes, &time))
-        return OTHER_TEXT;
-    add_value(parser, node, &time);
-    return FITS_COLUMN;
+    return hold_time(parser, node, text, text + bytes);
 }
 
 static const uint8_t *read_scalar(Parser *parser, Node *node, const uint8_t *at, int depth, Left *left)

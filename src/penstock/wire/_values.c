@@ -342,7 +342,7 @@ static const int64_t FIRST_TIME = INT64_C(-62135596800000000), LAST_TIME = INT64
 
 typedef struct {
     const uint8_t *at, *end;
-    int is_wrong;
+    int is_wrong, is_inexact;
 } Text;
 
 /* Read exactly `count` digits. */
@@ -407,11 +407,13 @@ static int64_t take_clock(Text *text, int has_colons, int has_fraction)
     int64_t fraction = 0;
     if (has_colons ? take_byte(text, ":") : text->at < text->end && is_digit(*text->at)) {
         second = take_digits(text, 2);
-        if (has_fraction && take_byte(text, ".")) {
+        if (has_fraction && take_byte(text, ".,")) {
             text->is_wrong |= text->at == text->end || !is_digit(*text->at);
             int64_t unit = 100000;
-            for (; text->at < text->end && is_digit(*text->at); text->at++, unit /= 10)
-                fraction += unit * (*text->at - '0'); /* digits below a microsecond are cut off */
+            for (; text->at < text->end && is_digit(*text->at); text->at++, unit /= 10) {
+                fraction += unit * (*text->at - '0');
+                text->is_inexact |= !unit && *text->at != '0';
+            }
         }
     }
     text->is_wrong |= hour > 23 || minute > 59 || second > 59;
@@ -472,18 +474,20 @@ static int64_t take_rfc1123(Text *text)
     return time - take_offset(text, sign);
 }
 
-int read_time(const uint8_t *at, const uint8_t *end, int64_t *to)
+Found read_time(const uint8_t *at, const uint8_t *end, int64_t *to)
 {
-    Text text = {at, end, 0};
+    Text text = {at, end, 0, 0};
     const int is_iso = end - at >= 4 && is_digit(at[0]) && is_digit(at[1]) && is_digit(at[2]);
     *to = is_iso ? take_iso(&text) : take_rfc1123(&text);
-    return !text.is_wrong && text.at == end && FIRST_TIME <= *to && *to <= LAST_TIME;
+    if (text.is_wrong || text.at != end || *to < FIRST_TIME || *to > LAST_TIME)
+        return NOT_FOUND;
+    return text.is_inexact ? NOT_EXACT : FOUND_EXACTLY;
 }
 
 int read_day(const uint8_t *at, const uint8_t *end, int32_t *to)
 {
     int64_t time;
-    if (end - at != (end - at > 4 && at[4] == '-' ? 10 : 8) || !read_time(at, end, &time))
+    if (end - at != (end - at > 4 && at[4] == '-' ? 10 : 8) || read_time(at, end, &time) != FOUND_EXACTLY)
         return 0;
     *to = (int32_t)(time / DAY_MICROSECONDS - (time % DAY_MICROSECONDS < 0));
     return 1;

@@ -32,10 +32,13 @@ int to_integer(const Number *number, int bits, int64_t *to);
 int to_float(const Number *number, const Format *format, double *to);
 int to_decimal(const Number *number, int precision, int scale, uint8_t to[16]);
 
+/* What a text is: no time, a time with digits other than 0 below a microsecond, or a time. */
+typedef enum { NOT_FOUND, NOT_EXACT, FOUND_EXACTLY } Found;
+
 /* Times in microseconds, days since 1970. `unit_digits` of a number are a fraction of its unit. */
 int to_time(const Number *number, int unit_digits, int64_t *to);
 int to_day(const Number *number, int unit_digits, int32_t *to);
-int read_time(const uint8_t *text, const uint8_t *end, int64_t *to);
+Found read_time(const uint8_t *text, const uint8_t *end, int64_t *to);
 int read_day(const uint8_t *text, const uint8_t *end, int32_t *to);
 
 /* Decode base64 in its one canonical form; return the bytes, -1 if it is none. to: room for 3 bytes of each 4. */

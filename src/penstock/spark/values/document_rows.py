@@ -19,11 +19,12 @@ import pyarrow as pa
 from penstock.spark.values.column_tree import ColumnNode, NodeKind, Reason
 from penstock.spark.values.json_decimals import fit_decimal, split_number
 from penstock.spark.values.json_times import (
+    InexactTime,
     fit_date,
-    fit_timestamp,
     fit_unix_date,
     fit_unix_time,
     is_date_object,
+    read_timestamp,
 )
 from penstock.wire.values.json_value import (
     NUMBER,
@@ -221,7 +222,10 @@ def _fit_time(node: ColumnNode, value: Any) -> datetime | date | Reason:
             return fit(text, node.unit_digits) or Reason.INEXACT
     if not isinstance(value, str) and (is_date or not is_date_object(value)):
         return Reason.OTHER_TYPE
-    return (fit_date(value) if is_date else fit_timestamp(value)) or Reason.OTHER_TEXT
+    try:
+        return (fit_date(value) if is_date else read_timestamp(value)) or Reason.OTHER_TEXT
+    except InexactTime:
+        return Reason.INEXACT
 
 
 _READERS: dict[NodeKind, Callable[[ColumnNode, Any], Any]] = {

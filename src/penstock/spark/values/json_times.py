@@ -3,15 +3,15 @@
 A time is a text in one of these forms:
 
 - The extended format of ISO 8601, with "T" or a blank before the hours: `2026-11-28T09:30:00.25+01:00`. Minutes are
-required with hours, seconds are not. The offset is `Z`, `+hh:mm`, `+hhmm` or `+hh`, up to 18 hours as in Java. "T" and
-"Z" may be small letters, as in RFC 3339.
+required with hours, seconds are not. A fraction of a second follows a point or a comma. The offset is `Z`, `+hh:mm`,
+`+hhmm` or `+hh`, up to 18 hours as in Java. "T" and "Z" may be small letters, as in RFC 3339.
 - The basic format of ISO 8601: `20261128T083000Z`, with the same offsets.
 - The format of RFC 1123: `Sat, 28 Nov 2026 08:30:00 GMT`. The weekday may be missing, but not be wrong. The offset is
 GMT, UTC or `+hhmm`.
 
-A time without an offset, and a date alone, is in UTC. Digits below a microsecond are cut off, as Spark does. Years are
-1 to 9999, for times in UTC. `{"$date": ...}` of MongoDB is a time too: of a text, of milliseconds since 1970, or of
-`{"$numberLong": "..."}`. A date is `2026-11-28` or `20261128`, without a time.
+A time without an offset, and a date alone, is in UTC. Digits below a microsecond are zeros; with others the time is not
+held exactly. Years are 1 to 9999, for times in UTC. `{"$date": ...}` of MongoDB is a time too: of a text, of
+milliseconds since 1970, or of `{"$numberLong": "..."}`. A date is `2026-11-28` or `20261128`, without a time.
 
 Numbers are times only where a rule names their unit. They have no fraction of a microsecond, and are dates if they are
 whole days.
@@ -33,6 +33,7 @@ from penstock.wire.values.json_value import NUMBER, RepeatedNames, write_number
 __all__ = [
     "DATE",
     "TIMESTAMP",
+    "InexactTime",
     "convert_dates",
     "convert_timestamps",
     "fit_date",
@@ -40,6 +41,7 @@ __all__ = [
     "fit_unix_date",
     "fit_unix_time",
     "is_date_object",
+    "read_timestamp",
 ]
 
 TIMESTAMP, DATE = pa.timestamp("us", "UTC"), pa.date32()
@@ -51,10 +53,10 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _DATE = r"[0-9]{4}-[0-9]{2}-[0-9]{2}"
 _OFFSET = r"(?:[Zz]|([+-])([0-9]{2})(?::?([0-5][0-9]))?)?"
 _EXTENDED = re.compile(
-    r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[Tt ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:\.([0-9]+))?)?" + _OFFSET + ")?"
+    r"([0-9]{4})-([0-9]{2})-([0-9]{2})(?:[Tt ]([0-9]{2}):([0-9]{2})(?::([0-9]{2})(?:[.,]([0-9]+))?)?" + _OFFSET + ")?"
 )
 _BASIC = re.compile(
-    r"([0-9]{4})([0-9]{2})([0-9]{2})(?:[Tt]([0-9]{2})([0-9]{2})(?:([0-9]{2})(?:\.([0-9]+))?)?" + _OFFSET + ")?"
+    r"([0-9]{4})([0-9]{2})([0-9]{2})(?:[Tt]([0-9]{2})([0-9]{2})(?:([0-9]{2})(?:[.,]([0-9]+))?)?" + _OFFSET + ")?"
 )
 _WEEKDAYS = ("mon", "tue", "wed", "thu", "fri", "sat", "sun")
 _MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
@@ -72,8 +74,27 @@ _OFFSET_COLUMN = rf"{_PLAIN_SECONDS}(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])\z"
 _DATE_COLUMN = rf"\A{_DATE}\z"
 
 
+class InexactTime(ValueError):
+    """A time that no TIMESTAMP holds exactly."""
+
+
 def fit_timestamp(value: Any) -> datetime | None:
-    """Return the time of a text or of a `$date` object in UTC; None for anything else."""
+    """Return the time of `read_timestamp`; None also for a time that no TIMESTAMP holds exactly."""
+    try:
+        return read_timestamp(value)
+    except InexactTime:
+        return None
+
+
+def read_timestamp(value: Any) -> datetime | None:
+    """Return the time of a text or of a `$date` object in UTC; None for anything else.
+
+    Args:
+        value: a value of JSON.
+
+    Raises:
+        InexactTime: the value is a time that no TIMESTAMP holds exactly.
+    """
     if isinstance(value, str):
         return _read_time(value)
     if not is_date_object(value):
@@ -83,9 +104,16 @@ def fit_timestamp(value: Any) -> datetime | None:
         return _read_time(inner)
     if isinstance(inner, dict) and list(inner) == ["$numberLong"] and not isinstance(inner, RepeatedNames):
         text = inner["$numberLong"]
-        return fit_unix_time(text, _MILLISECOND_DIGITS) if isinstance(text, str) and NUMBER.fullmatch(text) else None
+        return _read_milliseconds(text) if isinstance(text, str) and NUMBER.fullmatch(text) else None
     is_number = isinstance(inner, int | float) and not isinstance(inner, bool)
-    return fit_unix_time(write_number(inner), _MILLISECOND_DIGITS) if is_number else None
+    return _read_milliseconds(write_number(inner)) if is_number else None
+
+
+def _read_milliseconds(text: str) -> datetime:
+    at = fit_unix_time(text, _MILLISECOND_DIGITS)
+    if at is None:
+        raise InexactTime(text)
+    return at
 
 
 def is_date_object(value: Any) -> bool:
@@ -97,7 +125,10 @@ def _read_time(text: str) -> datetime | None:
     match = _EXTENDED.fullmatch(text) or _BASIC.fullmatch(text)
     if match is not None:
         *units, fraction, sign, hours, minutes = match.groups("0")
-        return _make_time([*units, fraction[:6].ljust(6, "0")], sign, hours, minutes)
+        at = _make_time([*units, fraction[:6].ljust(6, "0")], sign, hours, minutes)
+        if at is not None and fraction[6:].strip("0"):
+            raise InexactTime(text)
+        return at
     match = _RFC1123.fullmatch(text)
     if match is None:
         return None

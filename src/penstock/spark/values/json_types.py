@@ -48,14 +48,14 @@ def as_struct(schema: pa.Schema | pa.StructType) -> pa.StructType:
         schema: the fields and their types.
 
     Raises:
-        UsageError: JSON has no values of one of the types.
+        UsageError: JSON has no values of one of the types, or a name stands twice.
     """
-    return pa.struct([pa.field(field.name, _check_type(field.type, field.name)) for field in schema])
+    return pa.struct([(name, _check_type(of, name)) for name, of in map_fields(schema).items()])
 
 
 def _check_type(of: pa.DataType, path: str) -> pa.DataType:
     if pa.types.is_struct(of):
-        return pa.struct([pa.field(field.name, _check_type(field.type, f"{path}.{field.name}")) for field in of])
+        return pa.struct([(name, _check_type(inner, f"{path}.{name}")) for name, inner in map_fields(of).items()])
     if pa.types.is_list(of):
         return pa.list_(_check_type(of.value_type, f"{path}[]"))
     if of not in NAMES and not _is_decimal(of):
@@ -145,7 +145,6 @@ def from_ddl(ddl: str) -> pa.Schema:
     fields = reader.read_fields(until="")
     if not fields:
         raise UsageError("the schema is empty; expected fields, such as 'name STRING, tags ARRAY<STRING>'")
-    map_fields(pa.struct(fields))
     return pa.schema(fields)
 
 
@@ -169,7 +168,7 @@ class _DdlReader:
             Names with types.
 
         Raises:
-            UsageError: a token is not the expected one.
+            UsageError: a token is not the expected one, or a name stands twice.
         """
         found: list[tuple[str, pa.DataType]] = []
         while self._peek() != until:
@@ -189,6 +188,7 @@ class _DdlReader:
                 if not self._peek().startswith("'"):
                     raise self._make_error("a comment in single quotes")
                 self._at += 1
+        map_fields(pa.struct(found))
         return found
 
     def _read_type(self) -> pa.DataType:
