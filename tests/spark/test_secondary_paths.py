@@ -92,8 +92,16 @@ def test_similar_rows_read_together_equal_single_documents(samples, name, data):
     assert pairs == one_by_one(documents, ("a",), kind)
 
 
-def test_similar_documents_are_read_by_arrow(monkeypatch):
-    monkeypatch.setattr(paths.DocumentChunk, "_parse_singly", None)
+def test_elements_of_arrays_stay_in_their_order():
+    documents = [b'{"a":[{"b":[1,[2,3]]},{"b":4},{"b":null},5,[{"b":[]},{"b":"x"}]]}', b"{}", b'[{"a":{"b":6}},[7]]']
+    found = extract_values(pa.array(documents), ("a", "b"), VALUE_TYPES["long"])
+    assert found.values.to_pylist() == [1, 2, 3, 4, None, 6]
+    assert found.rows.tolist() == [0, 0, 0, 0, 0, 2]
+    assert found.misfits.to_pylist() == [None, None, None, None, '"x"', None]
+
+
+def test_values_that_fit_are_read_without_python(monkeypatch):
+    monkeypatch.setattr(paths, "parse_written_json", None)
     documents = [json.dumps({"n": n, "tags": [{"name": f"t{n}"}, {"name": "all"}]}).encode() for n in range(500)]
     found = extract_values(pa.array(documents), ("tags", "name"), VALUE_TYPES["string"])
     assert len(found.values) == 1000
@@ -130,7 +138,8 @@ KIND_TABLE = [
     ("decimal(4, 2)", 1e1, Decimal(10)),
     ("decimal(4, 2)", 0.125, None),
     ("decimal(4, 2)", 100, None),
-    ("decimal(4, 2)", "7", None),
+    ("decimal(4, 2)", "7", Decimal(7)),
+    ("decimal(4, 2)", "seven", None),
     ("decimal(4, 2)", True, None),
     ("decimal(38, 0)", 10**38 - 1, Decimal(10**38 - 1)),
 ]

@@ -3,17 +3,17 @@
 A path is names joined by dots, `address.city`; a name that has a dot stands in backquotes. At an array, the path
 continues in each of its elements, so one document may have many values.
 
-json_batches parses whole chunks with a schema of only the path. It refuses a chunk with a document of another shape, or
-a value of another type. Then the halves of the chunk are tried, and at last each document is parsed alone. Both readers
-give the same values.
+The parser of typed documents follows a path name by name, from the text of one value to the texts in it. In the end it
+parses the texts as values of the index's type. Only values that no column would hold are then read one by one: misfits,
+and doubles that are rounded.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -23,14 +23,12 @@ import pyarrow.compute as pc
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.value_types import MISFIT_CHARACTERS, ValueType
-from penstock.spark.values.json_batches import find_safe, read_batch
 from penstock.spark.values.json_types import may_be_column
-from penstock.wire.values.json_value import TooDeepJson, WrittenFloat, call_with_levels, parse_written_json
+from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
+from penstock.wire.values.json_value import TooDeepJson, parse_written_json, read_elements
 
 CHUNK_ROWS, CHUNK_BYTES = 16_384, 32 << 20
-"""Documents, and about how many bytes, that are parsed at once; Arrow's reader takes at most 2 GiB."""
-SINGLE_ROWS = 16
-"""A chunk of at most this size that Arrow refuses is read document by document."""
+"""Documents, and about how many bytes, that are parsed at once."""
 
 _NAME = re.compile(r"`(?P<quoted>[^`]+)`|(?P<plain>[^`.\[\]]+)")
 
@@ -97,6 +95,14 @@ class ExtractedValues:
             pa.concat_arrays([pa.array([], pa.string()), *(part.misfits for part in parts)]),
         )
 
+    def add_misfits(self, deep: WrittenValues) -> ExtractedValues:
+        """Return these values with others that do not fit, in the order of their rows."""
+        rows = np.concatenate([self.rows, deep.rows])
+        order = np.argsort(rows, kind="stable")
+        misfits = pa.concat_arrays([self.misfits, pa.array(_shorten(deep.texts.to_pylist()), pa.string())])
+        values = pa.concat_arrays([self.values, pa.nulls(len(deep.rows), self.values.type)])
+        return ExtractedValues(rows[order], values.take(pa.array(order)), misfits.take(pa.array(order)))
+
     def shift_rows(self, offset: int) -> ExtractedValues:
         """Return the same values with row numbers that start at `offset`."""
         return ExtractedValues(self.rows + offset, self.values, self.misfits)
@@ -120,144 +126,127 @@ def extract_values(documents: pa.Array | pa.ChunkedArray, names: tuple[str, ...]
     for chunk in chunks:
         step = max(1, min(CHUNK_ROWS, len(chunk) * CHUNK_BYTES // max(1, chunk.nbytes)))
         for at in range(0, len(chunk), step):
-            parts.append(DocumentChunk(chunk.slice(at, step), names, kind).extract().shift_rows(start + at))
+            parts.append(_extract_chunk(chunk.slice(at, step), names, kind).shift_rows(start + at))
         start += len(chunk)
     return ExtractedValues.join(parts, kind)
 
 
+def _extract_chunk(documents: pa.Array, names: tuple[str, ...], kind: ValueType) -> ExtractedValues:
+    """Return the values of documents that are parsed together."""
+    parsed = _make_member_parser(names[0]).parse(documents)
+    found = WrittenValues(np.arange(len(documents)), parsed.columns.column(0)).drop_null()
+    others = np.flatnonzero(pc.equal(parsed.objects, False).fill_null(False))
+    arrays, deep = _read_others(others, documents.take(pa.array(others)))
+    found = WrittenValues.merge([found, arrays.enter_arrays().read_member(names[0])])
+    for name in names[1:]:
+        found = found.enter_arrays().read_member(name)
+    found = found.enter_arrays()
+    values, misfits = _fit_values(found.texts, kind)
+    extracted = ExtractedValues(found.rows, values, misfits)
+    return extracted if not len(deep.rows) else extracted.add_misfits(deep)
+
+
 @dataclass(frozen=True, slots=True)
-class DocumentChunk:
-    """Documents that are parsed together."""
+class WrittenValues:
+    """Values as documents have them.
 
-    documents: pa.Array
-    names: tuple[str, ...]
-    kind: ValueType
+    Attributes:
+        rows: the document's row of each value, ascending.
+        texts: their JSON.
+    """
 
-    def extract(self) -> ExtractedValues:
-        """Return the values of the documents."""
-        if not len(self.documents):
-            return ExtractedValues.join([], self.kind)
-        if self.documents.null_count:
-            return self._extract_masked(pc.is_valid(self.documents))
-        safe = find_safe(self.documents, self.kind.unsafe)
-        if safe.true_count < len(safe):
-            return self._extract_apart(pc.invert(safe))
-        return self._extract_halves(self.documents)
+    rows: npt.NDArray[np.int64]
+    texts: pa.StringArray
 
-    def _extract_masked(self, mask: pa.Array) -> ExtractedValues:
-        """Return the values of the documents that `mask` selects."""
-        rows = np.flatnonzero(mask)
-        found = DocumentChunk(self.documents.take(pa.array(rows)), self.names, self.kind).extract()
-        return ExtractedValues(rows[found.rows], found.values, found.misfits)
+    @classmethod
+    def merge(cls, parts: list[WrittenValues]) -> WrittenValues:
+        """Return the values of several parts in the order of their rows."""
+        rows, texts = np.concatenate([part.rows for part in parts]), pa.concat_arrays([part.texts for part in parts])
+        order = np.argsort(rows, kind="stable")
+        return cls(rows[order], texts.take(pa.array(order)))
 
-    def _extract_apart(self, unsafe: pa.Array) -> ExtractedValues:
-        """Return the values of all documents; unsafe documents are read one by one and the others together."""
-        rows = np.flatnonzero(unsafe)
-        single = self._parse_singly(self.documents.take(pa.array(rows)))
-        rest = self._extract_masked(pc.invert(unsafe))
-        both = ExtractedValues.join(
-            [ExtractedValues(rows[single.rows], single.values, single.misfits), rest], self.kind
-        )
-        order = np.argsort(both.rows, kind="stable")
-        return ExtractedValues(both.rows[order], both.values.take(pa.array(order)), both.misfits.take(pa.array(order)))
+    def select(self, mask: pa.BooleanArray) -> WrittenValues:
+        """Return the values for which the mask is true."""
+        if mask.true_count == len(mask):
+            return self
+        return WrittenValues(self.rows[np.flatnonzero(mask)], self.texts.filter(mask))
 
-    def _extract_halves(self, documents: pa.Array) -> ExtractedValues:
-        """Return the values of safe documents, read together or in halves that Arrow accepts."""
-        values = self._parse_together(documents)
-        if values is not None:
-            return values
-        if len(documents) <= SINGLE_ROWS:
-            return self._parse_singly(documents)
-        half = len(documents) // 2
-        return ExtractedValues.join(
-            [self._extract_halves(documents[:half]), self._extract_halves(documents[half:]).shift_rows(half)], self.kind
-        )
+    def drop_null(self) -> WrittenValues:
+        """Return the values without nulls."""
+        return self.select(self.texts.is_valid())
 
-    def _parse_together(self, documents: pa.Array) -> ExtractedValues | None:
-        """Return the values that Arrow's reader finds, None if it refuses the documents."""
+    def read_member(self, name: str) -> WrittenValues:
+        """Return the values of a field of those values that are objects."""
+        objects = self.select(pc.starts_with(self.texts, "{"))
+        found = _make_member_parser(name).parse(objects.texts)
+        return WrittenValues(objects.rows, found.columns.column(0)).drop_null()
+
+    def enter_arrays(self) -> WrittenValues:
+        """Return the values with the elements of arrays, at any depth, in the place of the arrays."""
+        is_array = pc.starts_with(self.texts, "[")
+        if not is_array.true_count:
+            return self
+        lists = _ARRAYS.parse(_write_objects(self.texts.filter(is_array))).columns.column(0)
+        places = np.flatnonzero(is_array)[pc.list_parent_indices(lists).to_numpy()]
+        # Merged by their places among these values, so that elements stay in their order.
+        scalars = WrittenValues(np.arange(len(self.rows)), self.texts).select(pc.invert(is_array))
+        merged = WrittenValues.merge([scalars, WrittenValues(places, lists.flatten())]).drop_null()
+        return WrittenValues(self.rows[merged.rows], merged.texts).enter_arrays()
+
+
+_MEMBER = "v"
+"""The field of an object that is made for a single value."""
+_ARRAYS = DocumentParser([ColumnRule(_MEMBER, pa.list_(pa.string()), form="json")])
+
+
+@lru_cache(maxsize=64)
+def _make_member_parser(name: str) -> DocumentParser:
+    return DocumentParser([ColumnRule(_MEMBER, pa.string(), (name,), "json")])
+
+
+def _write_objects(texts: pa.StringArray) -> pa.StringArray:
+    return pc.binary_join_element_wise(f'{{"{_MEMBER}":', texts, "}", "")
+
+
+def _read_others(rows: npt.NDArray[np.int64], documents: pa.Array) -> tuple[WrittenValues, WrittenValues]:
+    """Return the elements of documents that are arrays, and the documents that are too deep.
+
+    Args:
+        rows: the rows of documents that are no objects.
+        documents: these documents.
+    """
+    found: list[tuple[int, str]] = []
+    deep: list[tuple[int, str]] = []
+    for row, value in zip(rows.tolist(), documents.to_pylist(), strict=True):
         try:
-            # The type must state how many arrays enclose the value. The first document decides; if others differ,
-            # Arrow refuses the chunk.
-            depths = measure_depths(parse_written_json(documents[0].as_py()), self.names)
+            if isinstance(parse_written_json(value), list):
+                found += [(row, element.written) for element in read_elements(value.decode().strip())]
+        except TooDeepJson:
+            deep.append((row, value[: 4 * MISFIT_CHARACTERS].decode(errors="replace")))
         except ValueError:
-            return None
-        of = _build_type(self.names, depths, self.kind.parsed)
-        column = read_batch(documents, of, ignores_others=True)
-        if column is None:
-            return None
-        rows, parsed = _flatten_column(column, np.arange(len(documents)), self.names, depths)
-        values = self.kind.convert(parsed)
-        if values is None:
-            # Text is still as in the document and can be fitted. A number that became infinite has lost its text.
-            return self._fit_values(rows, parsed.to_pylist()) if self.kind.parsed == pa.string() else None
-        return ExtractedValues(rows, values, pa.nulls(len(values), pa.string()))
-
-    def _parse_singly(self, documents: pa.Array) -> ExtractedValues:
-        rows: list[int] = []
-        values: list[Any] = []
-        for row, text in enumerate(documents.to_pylist()):
-            try:
-                found = list(find_values(parse_written_json(text), self.names))
-            except TooDeepJson:
-                found = [text]  # bytes fit no type
-            except ValueError:
-                continue
-            values += found
-            rows += [row] * len(found)
-        return self._fit_values(np.array(rows, np.int64), values)
-
-    def _fit_values(self, rows: npt.NDArray[np.int64], values: list[Any]) -> ExtractedValues:
-        fits = [self.kind.fit(value) for value in values]
-        misfits = [_shorten_json(value) if fit is None else None for value, fit in zip(values, fits, strict=True)]
-        return ExtractedValues(rows, pa.array(fits, self.kind.type), pa.array(misfits, pa.string()))
+            continue
+    return _make_written(found), _make_written(deep)
 
 
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
+def _make_written(found: list[tuple[int, str]]) -> WrittenValues:
+    texts = pa.array([text for _, text in found], pa.string())
+    return WrittenValues(np.array([row for row, _ in found], np.int64), texts).select(pc.not_equal(texts, "null"))
 
 
-def _shorten_json(value: Any) -> str:
-    """Return the beginning of a value's JSON, with a number as it was written; or that of a document, as bytes."""
-    if isinstance(value, bytes):
-        text = value[:MISFIT_CHARACTERS].decode(errors="replace")
-    elif isinstance(value, WrittenFloat):
-        text = value.text
-    else:
-        text = call_with_levels(_ENCODER.encode, value)
-    return text[:MISFIT_CHARACTERS].encode(errors="replace").decode()
+def _fit_values(texts: pa.StringArray, kind: ValueType) -> tuple[pa.Array, pa.StringArray]:
+    """Return values in the type of an index, and the beginnings of those that do not fit."""
+    typed = DocumentParser([ColumnRule(_MEMBER, kind.type)]).parse(_write_objects(texts)).columns.column(0)
+    if pa.types.is_floating(kind.type):
+        typed = pc.add(typed, 0.0)  # -0.0 becomes 0.0
+    odd = typed.is_null()
+    if not odd.true_count:
+        return typed, pa.nulls(len(typed), pa.string())
+    left = texts.filter(odd).to_pylist()
+    fits = pa.array([kind.fit(parse_written_json(text.encode())) for text in left], kind.type)
+    misfits = pc.if_else(fits.is_null(), pa.array(_shorten(left), pa.string()), pa.scalar(None, pa.string()))
+    nothing = pa.nulls(len(typed), pa.string())
+    return pc.replace_with_mask(typed, odd, fits), pc.replace_with_mask(nothing, odd, misfits)
 
 
-def measure_depths(document: Any, names: tuple[str, ...]) -> tuple[int, ...]:
-    """Return how many arrays enclose the value at each step of a path, the document itself first."""
-    depths = []
-    for name in (*names, None):
-        depth = 0
-        while isinstance(document, list):
-            depth += 1
-            document = next((element for element in document if element is not None), None)
-        depths.append(depth)
-        document = document.get(name) if isinstance(document, dict) else None
-    return tuple(depths)
-
-
-def _build_type(names: tuple[str, ...], depths: tuple[int, ...], leaf: pa.DataType) -> pa.DataType:
-    """Return the type of a document with only the path."""
-    kind = leaf
-    for name, depth in zip((*names[::-1], None), depths[::-1], strict=True):
-        for _ in range(depth):
-            kind = pa.list_(kind)
-        if name is not None:
-            kind = pa.struct([(name, kind)])
-    return kind
-
-
-def _flatten_column(
-    column: pa.Array, rows: npt.NDArray[np.int64], names: tuple[str, ...], depths: tuple[int, ...]
-) -> tuple[npt.NDArray[np.int64], pa.Array]:
-    """Return the rows and the values that a path reaches in a column of `_build_type`, without nulls."""
-    for name, depth in zip((None, *names), depths, strict=True):
-        if name is not None:
-            column = pc.struct_field(column, name)
-        for _ in range(depth):
-            rows, column = rows[pc.list_parent_indices(column).to_numpy()], pc.list_flatten(column)
-    valid = pc.is_valid(column)
-    return rows[np.flatnonzero(valid)], column.drop_null()
+def _shorten(texts: list[str]) -> list[str]:
+    return [text[:MISFIT_CHARACTERS] for text in texts]

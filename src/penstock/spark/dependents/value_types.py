@@ -11,23 +11,21 @@ from decimal import Decimal
 from functools import partial
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 
 from penstock.errors import UsageError
-from penstock.spark.values.json_batches import SMALL_NUMBERS
-from penstock.spark.values.json_decimals import UNSAFE_NUMBERS, fit_decimal, narrow_decimals, widen_decimal
-from penstock.spark.values.json_times import DATE, TIMESTAMP, convert_dates, convert_timestamps, fit_date, fit_timestamp
+from penstock.spark.values.json_decimals import fit_decimal
+from penstock.spark.values.json_times import DATE, TIMESTAMP, fit_date, fit_timestamp
 from penstock.spark.values.json_types import MAX_DIGITS
-from penstock.wire.values.json_value import WrittenFloat, is_text, parse_written_json
+from penstock.wire.values.json_value import NUMBER, WrittenFloat, is_text, parse_written_json
 
 _DECIMAL = re.compile(r"decimal\(\s*([0-9]{1,9})\s*,\s*([0-9]{1,9})\s*\)", re.IGNORECASE)
 
 MISFIT_CHARACTERS = 100
 """Characters that are kept of the JSON of a value that does not fit."""
 LONG = 1 << 63
-EXACT_INTEGERS = 1 << 53
-"""Up to here every integer is a double."""
+_WRITTEN_AS_TEXT = (pa.string(), TIMESTAMP, DATE)
+"""Types whose values users type as they are, without quotes."""
 _IS_NOT_ZERO = re.compile("[-0.]*[1-9]")
 
 
@@ -38,18 +36,12 @@ class ValueType:
     Attributes:
         name: the name that users write.
         type: the type of the index's column.
-        parsed: the type that Arrow's JSON reader is asked for.
         fit: returns the column's value for a JSON value, None if the JSON value does not fit.
-        convert: does the same for a parsed column; returns None if one of its values does not fit.
-        unsafe: the pattern of documents that Arrow's reader must not get, in addition to those of all types.
     """
 
     name: str
     type: pa.DataType
-    parsed: pa.DataType
     fit: Callable[[Any], Any]
-    convert: Callable[[pa.Array], pa.Array | None]
-    unsafe: str = ""
 
     def convert_bound(self, value: Any, subject: str) -> pa.Scalar:
         """Return a bound of a search.
@@ -72,7 +64,7 @@ class ValueType:
 
     def parse_text(self, text: str) -> Any:
         """Return the value that a user typed: a number or boolean if the text is one in JSON, otherwise the text."""
-        if self.parsed == pa.string():
+        if self.type in _WRITTEN_AS_TEXT:
             return text
         try:
             found = parse_written_json(text.encode(errors="replace"))
@@ -105,27 +97,20 @@ def find_value_type(name: str) -> ValueType:
 
 
 def _make_decimal(of: pa.Decimal128Type) -> ValueType:
-    return ValueType(
-        f"decimal({of.precision}, {of.scale})",
-        of,
-        widen_decimal(of),
-        partial(_fit_decimal, of),
-        partial(_convert_decimals, of),
-        UNSAFE_NUMBERS,
-    )
+    return ValueType(f"decimal({of.precision}, {of.scale})", of, partial(_fit_decimal, of))
 
 
 def _fit_decimal(of: pa.Decimal128Type, value: Any) -> Decimal | None:
-    """Return a number as a decimal if it is one exactly. A float without its text is none: its digits are unknown."""
+    """Return a number, or the number in a text, as a decimal if it is one exactly.
+
+    A float without its text is none: its digits are unknown.
+    """
     if isinstance(value, WrittenFloat):
         return fit_decimal(value.text, of)
+    if isinstance(value, str):
+        return fit_decimal(value, of) if NUMBER.fullmatch(value) else None
     is_exact = isinstance(value, int | Decimal) and not isinstance(value, bool)
     return fit_decimal(str(value), of) if is_exact else None
-
-
-def _convert_decimals(of: pa.Decimal128Type, column: pa.Array) -> pa.Array | None:
-    decimals = narrow_decimals(column, of)
-    return None if decimals.null_count else decimals
 
 
 def _fit_string(value: Any) -> str | None:
@@ -159,34 +144,14 @@ def _fit_boolean(value: Any) -> bool | None:
     return value if isinstance(value, bool) else None
 
 
-def _convert_exact(column: pa.Array) -> pa.Array | None:
-    """Return doubles; None if one may be a whole number that was rounded, or is infinite or NaN."""
-    numbers = column.to_numpy(zero_copy_only=False)
-    return pa.array(numbers + 0.0) if (np.abs(numbers) < EXACT_INTEGERS).all() else None
-
-
-def _convert_times(column: pa.Array) -> pa.Array | None:
-    times = convert_timestamps(column)
-    return None if times.null_count else times
-
-
-def _convert_days(column: pa.Array) -> pa.Array | None:
-    days = convert_dates(column)
-    return None if days.null_count else days
-
-
-def _keep_column(column: pa.Array) -> pa.Array | None:
-    return column
-
-
 VALUE_TYPES = {
     kind.name: kind
     for kind in (
-        ValueType("string", pa.string(), pa.string(), _fit_string, _keep_column),
-        ValueType("double", pa.float64(), pa.float64(), _fit_double, _convert_exact, SMALL_NUMBERS),
-        ValueType("long", pa.int64(), pa.int64(), _fit_long, _keep_column),
-        ValueType("boolean", pa.bool_(), pa.bool_(), _fit_boolean, _keep_column),
-        ValueType("timestamp", TIMESTAMP, pa.string(), fit_timestamp, _convert_times),
-        ValueType("date", DATE, pa.string(), fit_date, _convert_days),
+        ValueType("string", pa.string(), _fit_string),
+        ValueType("double", pa.float64(), _fit_double),
+        ValueType("long", pa.int64(), _fit_long),
+        ValueType("boolean", pa.bool_(), _fit_boolean),
+        ValueType("timestamp", TIMESTAMP, fit_timestamp),
+        ValueType("date", DATE, fit_date),
     )
 }

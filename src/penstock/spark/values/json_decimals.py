@@ -6,18 +6,8 @@ from decimal import Decimal
 from typing import NamedTuple
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
-__all__ = ["UNSAFE_NUMBERS", "WrittenNumber", "fit_decimal", "narrow_decimals", "split_number", "widen_decimal"]
-
-UNSAFE_NUMBERS = (
-    r'[:,\[][ \t\r\n]*(?:"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][-+]?[0-9]+)?"|"[-+0-9.eE]*\\u00|-?[0-9.]+[eE])'
-)
-"""Parts of a document that pyarrow.json must not read as a decimal.
-
-It takes text for a number, also with escapes, and an exponent may exceed the bits of a decimal. A match elsewhere only
-costs time.
-"""
+__all__ = ["WrittenNumber", "fit_decimal", "split_number"]
 
 
 class WrittenNumber(NamedTuple):
@@ -79,15 +69,3 @@ def fit_decimal(text: str, of: pa.Decimal128Type) -> Decimal | None:
         return None
     held = number.digits * 10**power if number.digits else 0
     return Decimal((int(number.sign < 0 and held > 0), tuple(map(int, str(held))), -of.scale))
-
-
-def widen_decimal(of: pa.Decimal128Type) -> pa.Decimal256Type:
-    """Return the type that pyarrow.json reads. It checks digits before it appends zeros, and 76 digits fit here."""
-    return pa.decimal256(38, of.scale)
-
-
-def narrow_decimals(read: pa.Array, of: pa.Decimal128Type) -> pa.Array:
-    """Return numbers of `widen_decimal` in their type, null where it has too few digits."""
-    limit = pa.scalar(Decimal(10) ** (of.precision - of.scale), pa.decimal256(76, of.scale))
-    fits = pc.less(pc.abs(read.cast(pa.decimal256(76, of.scale))), limit)
-    return pc.if_else(fits, read, pa.scalar(None, read.type)).cast(of)

@@ -20,12 +20,11 @@ whole days.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, date, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from penstock.spark.values.json_decimals import split_number
 from penstock.wire.values.json_value import NUMBER, RepeatedNames, write_number
@@ -34,8 +33,6 @@ __all__ = [
     "DATE",
     "TIMESTAMP",
     "InexactTime",
-    "convert_dates",
-    "convert_timestamps",
     "fit_date",
     "fit_timestamp",
     "fit_unix_date",
@@ -66,12 +63,6 @@ _RFC1123 = re.compile(
     re.IGNORECASE | re.ASCII,
 )
 _MOST_OFFSET = timedelta(hours=18)
-
-# Arrow's casts read these forms exactly as `_EXTENDED` does, but refuse a whole column for one odd value.
-_PLAIN_SECONDS = rf"\A{_DATE}[T ][0-9]{{2}}:[0-9]{{2}}:[0-9]{{2}}(?:\.[0-9]{{1,6}})?"
-_NAIVE_COLUMN = rf"{_PLAIN_SECONDS}Z?\z"
-_OFFSET_COLUMN = rf"{_PLAIN_SECONDS}(?:Z|[+-](?:0[0-9]|1[0-7]):[0-5][0-9])\z"
-_DATE_COLUMN = rf"\A{_DATE}\z"
 
 
 class InexactTime(ValueError):
@@ -191,39 +182,3 @@ def fit_unix_date(text: str, unit_digits: int) -> date | None:
     """Return the date of a number since 1970 that is whole days in UTC, as `fit_unix_time` does."""
     at = fit_unix_time(text, unit_digits)
     return at.date() if at is not None and at.timetz() == _EPOCH.timetz() else None
-
-
-def convert_timestamps(texts: pa.StringArray) -> pa.TimestampArray:
-    """Return the times of texts, null where a text is none."""
-    if _match_all(texts, _NAIVE_COLUMN):
-        trimmed = pc.utf8_rtrim(texts, characters="Z")
-        times = _cast_column(trimmed, pa.timestamp("us"))
-        times = None if times is None else pc.assume_timezone(times, "UTC")
-    else:
-        times = _cast_column(texts, TIMESTAMP) if _match_all(texts, _OFFSET_COLUMN) else None
-    return _fit_each(texts, fit_timestamp, TIMESTAMP) if times is None else times
-
-
-def convert_dates(texts: pa.StringArray) -> pa.Date32Array:
-    """Return the dates of texts, null where a text is none."""
-    dates = _cast_column(texts, DATE) if _match_all(texts, _DATE_COLUMN) else None
-    return _fit_each(texts, fit_date, DATE) if dates is None else dates
-
-
-def _match_all(texts: pa.StringArray, pattern: str) -> bool:
-    return pc.all(pc.match_substring_regex(texts, pattern)).as_py() is not False
-
-
-def _cast_column(texts: pa.StringArray, of: pa.DataType) -> pa.Array | None:
-    """Return the cast of a column; None if a value is invalid, or outside of the years 1 to 9999."""
-    try:
-        found = texts.cast(of)
-    except pa.ArrowInvalid:
-        return None
-    bounds = pc.min_max(found.cast(pa.int32() if of == DATE else pa.int64()))
-    years = pc.year(pa.array([bounds["min"], bounds["max"]]).cast(of)).to_pylist()
-    return found if all(year is None or 1 <= year <= 9999 for year in years) else None
-
-
-def _fit_each(texts: pa.StringArray, fit: Callable[[Any], Any], of: pa.DataType) -> pa.Array:
-    return pa.array([fit(text) for text in texts.to_pylist()], of)
