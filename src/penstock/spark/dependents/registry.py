@@ -199,6 +199,10 @@ class DependentKind(ABC):
         """Return the declaration with the properties of its source that it needs; by default, itself."""
         return self
 
+    def list_parts(self) -> tuple[DependentKind, ...]:
+        """Return all dependents that the declaration makes; by default, itself."""
+        return (self,)
+
     def find_letter_directory(self) -> LakePath | None:
         """Return the directory of rows that the dependent could not deliver, None without one."""
         return None

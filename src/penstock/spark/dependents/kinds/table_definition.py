@@ -14,6 +14,7 @@ from penstock.errors import UsageError
 from penstock.names import quote_table
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.json_paths import parse_path
+from penstock.spark.dependents.kinds.child_definition import ChildDefinition, check_table_names, parse_children
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
@@ -21,7 +22,8 @@ from penstock.spark.lake.current.table_shape import DEFAULT_KEY, DEFAULT_METADAT
 from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.source_options import INFERRED
-from penstock.spark.tables.column_rules import parse_rule
+from penstock.spark.tables.array_elements import make_array_rule
+from penstock.spark.tables.column_rules import parse_rule, remove_rules
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec.constants import Dialect
@@ -47,6 +49,7 @@ class TableDefinition(DependentKind):
         key: the column of the document's key, or a pattern with several columns.
         mode: "current" for one row for each document.
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
+        children: arrays that become tables of their own: `lines`, or `address.lines` of an object.
         metadata: names of added columns about each row, without their underscore.
     """
 
@@ -64,6 +67,7 @@ class TableDefinition(DependentKind):
     metadata: tuple[str, ...] = DEFAULT_METADATA
     evolve: Evolution | None = None
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
+    children: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         scope, collection = qualify_name(self.collection)
@@ -75,21 +79,35 @@ class TableDefinition(DependentKind):
             raise UsageError(f"metadata has {unknown[0]!r}, expected some of {', '.join(METADATA)}")
         if self.evolve is not None and self.schema != INFERRED:
             raise UsageError(f"evolve is {self.evolve!r}, and schema has the fields; expected schema = {INFERRED!r}")
-        self.make_shape()
+        self.list_parts()
 
     def make_shape(self) -> TableShape:
         """Return the collection and the declared columns. Raises UsageError if a part is invalid."""
         scope, collection = qualify_name(self.collection)
+        rules = tuple(parse_rule(parse_path(name), text) for name, text in self.columns.items())
+        children = parse_children(self.children, rules, self.mode)
         return TableShape(
             name=self.name,
-            fields=pa.schema([]) if self.schema == INFERRED else from_ddl(self.schema),
+            fields=remove_rules(self._fields or pa.schema([]), [*map(make_array_rule, children)]),
             scope=scope,
             collection=collection,
             key=KeyPattern.parse(self.key),
             deletes=self.deletes,
             metadata=self.metadata,
-            rules=tuple(parse_rule(parse_path(name), text) for name, text in self.columns.items()),
+            rules=rules,
+            children=children,
         )
+
+    @property
+    def _fields(self) -> pa.Schema | None:
+        """The declared fields, None if they are inferred."""
+        return None if self.schema == INFERRED else from_ddl(self.schema)
+
+    def list_parts(self) -> tuple[DependentKind, ...]:
+        """Return the table and its child tables. Raises UsageError if a part is invalid."""
+        shape, evolve = self.make_shape(), self.evolve or "add"
+        children = [ChildDefinition.of_table(shape, path, self._fields, evolve) for path in shape.children]
+        return (self, *(replace(each, source=self.source) for each in children))
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable | InferredTable:
         """Return the table in a lake."""
@@ -138,15 +156,8 @@ class TableDefinition(DependentKind):
             )
 
     def check_beside(self, other: DependentKind) -> None:
-        """Check that the names of two tables differ in more than their case, which catalogs and file systems ignore.
-
-        Raises:
-            UsageError: they do not.
-        """
-        if not isinstance(other, TableDefinition) or other.source != self.source or other.name == self.name:
-            return
-        if other.name.lower() == self.name.lower():
-            raise UsageError(f"name is {self.name!r}, beside {other.name!r}; expected names that differ without case")
+        """Check the names of two tables. Raises the error of `check_table_names`."""
+        check_table_names(self, other)
 
 
 def _is_selected(collection: tuple[str, str], selected: CollectionSelection) -> bool:

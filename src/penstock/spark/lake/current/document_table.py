@@ -58,6 +58,7 @@ class DocumentTable:
         notes: notes of a new table.
         name: the table's name in progress, status and reports.
         kind: "current", or the kind of typed tables.
+        row_number: the column that differs between the rows of a document; empty if a document has one row.
         is_replacement: whether the table in its place has other columns, so that the next merge replaces all rows.
     """
 
@@ -71,6 +72,7 @@ class DocumentTable:
     notes: Mapping[str, str] = field(default_factory=dict)
     name: str = CURRENT
     kind: str = CURRENT
+    row_number: str = ""
     is_replacement: bool = False
 
     def read_lookup(self, file: pq.ParquetFile) -> pa.Table:

@@ -17,19 +17,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.errors import UsageError
-from penstock.names import quote_column
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
+from penstock.spark.lake.current.child_shape import AnyShape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables
 from penstock.spark.lake.current.document_table import DocumentTable
-from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable, refuse_other_shape
 from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.storage.object_files import open_parquet
-from penstock.spark.tables.column_rules import remove_rules
-from penstock.spark.tables.inference import add_fields, infer_fields
+from penstock.spark.tables.inference import add_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["Evolution", "InferredTable"]
@@ -52,7 +50,7 @@ class InferredTable:
         evolve: whether new fields become columns.
     """
 
-    def __init__(self, lake: LakeDirectory, shape: TableShape, evolve: Evolution = "add") -> None:
+    def __init__(self, lake: LakeDirectory, shape: AnyShape, evolve: Evolution = "add") -> None:
         self.lake = lake
         self.shape = shape
         self.evolve = evolve
@@ -120,20 +118,14 @@ class InferredTable:
         return TypedTable(self.lake, replace(known.shape, fields=joined.fields)).describe_replacement()
 
     def _infer(self, position: tuple[str, int] | None, most: int) -> pa.Schema:
-        """Return the fields in a sample of changes after a position.
-
-        Fields with a rule are left out, and fields named like the column of a key or of a rule.
-        """
+        """Return the fields in a sample of changes after a position."""
         delta = find_delta(self.lake, position)
         if delta is None:
             return pa.schema([])
-        inferred = infer_fields(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
-        found = remove_rules(inferred, self.shape.rules)
-        taken = {name.lower() for name in self.shape.declared_columns}
-        return pa.schema([each for each in found if quote_column(each.name).lower() not in taken])
+        return self.shape.infer(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
 
 
-def _sample_values(table: AnyTable, files: Sequence[DataFile], shape: TableShape, most: int) -> Iterator[bytes | None]:
+def _sample_values(table: AnyTable, files: Sequence[DataFile], shape: AnyShape, most: int) -> Iterator[bytes | None]:
     """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows."""
     chosen = [files[at] for at in _spread(len(files), MOST_FILES)]
     for path in table.list_paths(chosen):

@@ -284,6 +284,10 @@ def _write_feed(feed: RangeWriter, target: DocumentTable, outdated: pa.Table, fr
 
 
 def _identify(target: DocumentTable, rows: pa.Table) -> pa.Table:
-    """Return vbucket, collection id and key of rows."""
+    """Return vbucket, collection id and key of rows. The number of a row within its document stands behind the key."""
     documents = target.rename_lookup(rows)
-    return documents.select(["vbucket", "collection_id"]).append_column("key", read_keys(documents))
+    keys = read_keys(documents)
+    if target.row_number:
+        numbers = rows[target.row_number].cast(pa.string()).cast(pa.binary())
+        keys = pc.binary_join_element_wise(keys, numbers, b"\0")
+    return documents.select(["vbucket", "collection_id"]).append_column("key", keys)

@@ -20,7 +20,9 @@ from penstock.errors import UsageError
 from penstock.names import quote_column, spell_columns
 from penstock.spark.lake.changelog.merge_rules import to_key_columns
 from penstock.spark.lake.current.document_table import LoadStamp
-from penstock.spark.tables.column_rules import check_rules, parse_columns
+from penstock.spark.tables.array_elements import make_array_rule
+from penstock.spark.tables.column_rules import add_rules, check_rules, parse_columns, remove_rules
+from penstock.spark.tables.inference import infer_fields
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
@@ -66,6 +68,7 @@ class TableShape:
         deletes: whether the rows of deleted documents are removed or marked.
         metadata: names of METADATA.
         rules: the columns of single fields, in their order. `fields` has none of these fields.
+        children: the paths of arrays that have tables of their own. `fields` has none of these fields.
     """
 
     name: str
@@ -76,6 +79,7 @@ class TableShape:
     deletes: Deletes = "remove"
     metadata: tuple[str, ...] = DEFAULT_METADATA
     rules: tuple[ColumnRule, ...] = ()
+    children: tuple[tuple[str, ...], ...] = ()
 
     def __post_init__(self) -> None:
         keys = [part.name for part in self.key.parts]
@@ -116,6 +120,16 @@ class TableShape:
         return [*(pa.field(rule.name, _spell_type(rule.type)) for rule in self.rules), *_spell_fields(self.fields)]
 
     @property
+    def _parsed_rules(self) -> tuple[ColumnRule, ...]:
+        """The rules that documents are parsed with: an array of a child is no column, and is not in `_rest`."""
+        return (*self.rules, *map(make_array_rule, self.children))
+
+    @property
+    def document_fields(self) -> pa.Schema:
+        """The fields of documents that `_rest` is compared with."""
+        return add_rules(self.fields, self._parsed_rules)
+
+    @property
     def key_column(self) -> str:
         """The column that has the whole key as text."""
         return self.key.parts[0].name if self.key.is_whole else KEY
@@ -130,6 +144,20 @@ class TableShape:
         """The columns that identify a change, in the order of POSITION_COLUMNS."""
         return tuple(f"_{name}" for name in POSITION)
 
+    @property
+    def row_number(self) -> str:
+        """The column that differs between the rows of a document; empty because there is one row."""
+        return ""
+
+    def infer(self, values: Iterable[bytes | None]) -> pa.Schema:
+        """Return the fields of some documents.
+
+        Fields with a rule or a child are left out, and fields named like the column of a key or of a rule.
+        """
+        found = remove_rules(infer_fields(values), self._parsed_rules)
+        taken = {name.lower() for name in self.declared_columns}
+        return pa.schema([each for each in found if quote_column(each.name).lower() not in taken])
+
     def to_json(self) -> str:
         """Return everything but the name, as the table's metadata hold it."""
         return json.dumps(
@@ -140,6 +168,7 @@ class TableShape:
                     {"field": rule.path, "column": to_ddl(pa.schema([(rule.name, rule.type)])), "form": rule.form}
                     for rule in self.rules
                 ],
+                "children": self.children,
                 "key": self.key.text,
                 "deletes": self.deletes,
                 "metadata": list(self.metadata),
@@ -170,6 +199,7 @@ class TableShape:
                 for each in found.get("columns", ())
                 for column in from_ddl(each["column"])
             ),
+            children=tuple(tuple(path) for path in found.get("children", ())),
         )
 
     def select_documents(self, changes: pa.Table) -> pa.Table:
@@ -194,10 +224,20 @@ class TableShape:
         Returns:
             Rows with `columns`.
         """
-        changes, columns = self.select_documents(changes), self.columns
+        return self.make_rows(self.select_documents(changes), stamp)
+
+    def make_rows(self, changes: pa.Table, stamp: LoadStamp) -> pa.Table:
+        """Return the rows of the changes that `select_documents` has returned, in their order.
+
+        Args:
+            changes: rows in MERGE_SCHEMA.
+            stamp: the merge that writes the rows.
+        """
+        columns = self.columns
         is_deleted = pc.not_equal(changes["event"], Event.MUTATION)
         values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
-        fields, rest = parse_columns(values, self.rules, self.fields)
+        parsed, rest = parse_columns(values, self._parsed_rules, self.fields)
+        fields = [*parsed[: len(self.rules)], *parsed[len(self._parsed_rules) :]]
         changed_at = _read_times(changes["cas"])
         key, key_bytes = to_key_columns(changes)
         found = {

@@ -18,16 +18,15 @@ from deltalake import DeltaTable
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
+from penstock.spark.lake.current.child_shape import AnyShape, parse_shape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout
 from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.object_files import open_parquet
-from penstock.spark.tables.column_rules import add_rules
 from penstock.spark.tables.misfits import RestReport, count_misfits
 
 __all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables", "refuse_other_shape"]
@@ -63,7 +62,7 @@ class TypedTable:
         table: the Delta table.
     """
 
-    def __init__(self, lake: LakeDirectory, shape: TableShape) -> None:
+    def __init__(self, lake: LakeDirectory, shape: AnyShape) -> None:
         self.lake = lake
         self.shape = shape
         schema = shape.columns.append(pa.field(RANGE_COLUMN, pa.int32()))
@@ -74,7 +73,7 @@ class TypedTable:
     def find(cls, lake: LakeDirectory, name: str) -> TypedTable | None:
         """Return the typed table that a lake has under a name, with its own shape; None without a first commit."""
         shape = _read_shape(lake, name)
-        return None if shape is None else cls(lake, TableShape.from_json(name, shape))
+        return None if shape is None else cls(lake, parse_shape(name, shape))
 
     @property
     def name(self) -> str:
@@ -115,7 +114,7 @@ class TypedTable:
                     if found and len(texts) < EXAMINED_ROWS:
                         values = read.read_row_group(group, columns=[REST])[REST].drop_null()
                         texts += values.slice(0, EXAMINED_ROWS - len(texts)).to_pylist()
-        return RestReport(rows, len(texts), count_misfits(texts, add_rules(self.shape.fields, self.shape.rules)))
+        return RestReport(rows, len(texts), count_misfits(texts, self.shape.document_fields))
 
     def describe(self) -> DocumentTable:
         """Return the table as a document table, for merges."""
@@ -131,6 +130,7 @@ class TypedTable:
             {SHAPE: shape.to_json()},
             shape.name,
             KIND,
+            row_number=shape.row_number,
         )
 
     def describe_replacement(self) -> DocumentTable:
@@ -154,7 +154,7 @@ class TypedTable:
         return merge_tables([self.describe()], policy)[0]
 
 
-def refuse_other_shape(found: TypedTable, expected: TableShape) -> NoReturn:
+def refuse_other_shape(found: TypedTable, expected: AnyShape) -> NoReturn:
     """Raise the error for a table that a declaration does not describe.
 
     Raises:

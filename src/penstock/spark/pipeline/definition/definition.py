@@ -261,7 +261,8 @@ class PipelineDefinition:
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""
         address = source.parse_options().place
-        return [each.bind_source(address) for each in self.dependents if each.source in (None, source.name)]
+        declared = [each.bind_source(address) for each in self.dependents if each.source in (None, source.name)]
+        return [part for each in declared for part in each.list_parts()]
 
 
 def define_bucket_pipeline(lake: str, **source: Any) -> PipelineDefinition:
@@ -408,7 +409,7 @@ def _check_dependents(found: PipelineDefinition, declared: Iterable[tuple[TomlPl
     names = [source.name for source in found.sources]
     taken: dict[tuple[str | None, str], str] = {}
     others: list[DependentKind] = []
-    for place, each in declared:
+    for place, each in [(place, part) for place, whole in declared for part in whole.list_parts()]:
         if each.source is None and len(names) > 1:
             raise place.make_error(f"has no source, expected one of {', '.join(map(str, names))}")
         if each.source is not None and each.source not in names:

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from penstock.spark.dependents.dependent import catch_up
+from penstock.spark.dependents.kinds.child_definition import ChildDefinition
 from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.changelog.changelog_delta import find_delta
@@ -51,7 +52,7 @@ def create_tasks(
     policy = definition.current.policy
     retention = RetentionTimer(lake, definition.tables.retention)
     declared = definition.list_dependents(source)
-    tables = [each for each in declared if isinstance(each, TableDefinition)]
+    tables = [each for each in declared if isinstance(each, TableDefinition | ChildDefinition)]
     targets: list[Callable[[], DocumentTable]] = [partial(describe_current, lake)] if definition.tables.current else []
     targets += [each.open(lake).describe for each in tables]
     others = [each for each in declared if each not in tables]
