@@ -53,6 +53,8 @@ EXACT = [
     (b'"a\\/b\\u007f\\u2028"', '"a/b\x7f\u2028"'.encode()),
     (b'"\\u0000\\n\\"\\\\"', b'"\\u0000\\n\\"\\\\"'),
     (b'{"b": 1, "a": 2, "b": 3}', b'{"b":1,"a":2,"b":3}'),
+    (b'{ "a" : "\\udc7a \\u0041" , "\\ud800" : "\\u0041 b" }', b'{"a":"\\udc7a \\u0041","\\ud800":"A b"}'),
+    (b"[" * 999 + b" 1 " + b"]" * 999, b"[" * 999 + b"1" + b"]" * 999),
 ]  # fmt: skip
 
 
@@ -114,7 +116,6 @@ BAD = [
     (b'{"id": "%s", "doc": 1}' % (b"k" * 251), "a key of 251 bytes"),
     (b'{"id": "' + "ö".encode() * 126 + b'", "doc": 1}', "a key of 252 bytes"),
     (b'{"id": "\\ud800", "doc": 1}', "the key has half a surrogate pair (\\ud800), which UTF-8 cannot encode"),
-    (b'{"id": "k", "doc": "\\udc7a"}', "half a surrogate pair (\\udc7a)"),
     (b'{"id": "k", "doc": NaN}', "NaN is not JSON"),
     (b'{"id": "k", "doc": -Infinity}', "-Infinity is not JSON"),
     (b'{"id": "k", "doc": 1, "id": "j"}', "2 fields 'id', expected one"),
@@ -129,6 +130,7 @@ BAD = [
     (b'{"id": "k", "doc": 1}\xc2\xa0', "not JSON: Extra data at column 22"),
     (b'{"id": "k", "doc": "\xff"}', "byte 21 is not UTF-8"),
     (b'{"id": "k", "doc": ' + b"[" * 100_000, "nested too deeply"),
+    (b'{"id": "k", "doc": ' + b"[" * 1001 + b"]" * 1001 + b"}", "nested too deeply"),
     (b'{"id": "k", "doc": "%s"}' % (b"x" * 20 * 1024 * 1024), "a document of 20971522 bytes, limit 20971520"),
 ]
 

@@ -15,7 +15,7 @@ import msgspec
 
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
-from penstock.wire.values.json_value import is_utf8, read_members
+from penstock.wire.values.json_value import MAX_LEVELS, detect_json, is_utf8, read_members
 
 __all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "read_documents", "read_keys"]
 
@@ -134,6 +134,8 @@ _TOO_DEEP = "nested too deeply"
 _FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _WHOLE_NUMBER = re.compile(rb"-?[0-9]+")
 _STRING = re.compile(rb'"(?:[^"\\]+|\\.)*"', re.DOTALL)
+_SPACE_OUTSIDE = re.compile(rb'("(?:[^"\\]+|\\.)*")|[ \t\r\n]+', re.DOTALL)
+"""A string, which group 1 has, or white space outside of strings."""
 
 
 def _read_fields(line: bytes, names: Sequence[str]) -> Mapping[str, bytes | msgspec.Raw]:
@@ -154,12 +156,12 @@ def _read_fields(line: bytes, names: Sequence[str]) -> Mapping[str, bytes | msgs
 
 def _read_members(line: bytes, names: Sequence[str]) -> Mapping[str, bytes]:
     """Return the fields of any object as `_read_fields` does; slow."""
-    found = _parse_json(line)
-    if not isinstance(found, dict):
-        raise _LineError(f"{_name_type(found)}, expected an object with the field {names[0]!r}")
-    members = read_members(line)
+    members = read_members(line, MAX_LEVELS + 1)
     if members is None:
-        raise _LineError(_TOO_DEEP)
+        found = _parse_json(line)
+        if isinstance(found, dict):
+            raise _LineError(_TOO_DEEP)
+        raise _LineError(f"{_name_type(found)}, expected an object with the field {names[0]!r}")
     for name in names:
         if (times := sum(member.name == name for member in members)) > 1:
             raise _LineError(f"{times} fields {name!r}, expected one")
@@ -191,12 +193,14 @@ def encode_compact_json(document: Any) -> bytes:
 
 def _encode_document(written: bytes | msgspec.Raw) -> bytes:
     """Return JSON without white space and without escapes that JSON does not require; numbers stay as written."""
+    text = bytes(written)
+    if not detect_json(text):
+        _parse_json(text)  # raises the error of text that is not JSON
+        raise _LineError(_TOO_DEEP)
     try:
-        stored = msgspec.json.format(written, indent=-1)
-    except RecursionError:
-        raise _LineError(_TOO_DEEP) from None
-    except msgspec.DecodeError as error:
-        raise _LineError(_find_surrogate(bytes(written)) or f"not JSON: {error}") from None
+        stored = msgspec.json.format(text, indent=-1)
+    except (msgspec.DecodeError, RecursionError):  # half a surrogate pair, or many levels
+        stored = _SPACE_OUTSIDE.sub(rb"\1", text)
     if b"\\" in stored:
         stored = _STRING.sub(_unescape_string, stored)
     if len(stored) > MAX_VALUE:
@@ -205,17 +209,13 @@ def _encode_document(written: bytes | msgspec.Raw) -> bytes:
 
 
 def _unescape_string(match: re.Match[bytes]) -> bytes:
-    return encode_compact_json(json.loads(match[0])) if b"\\" in match[0] else match[0]
-
-
-def _find_surrogate(written: bytes) -> str | None:
-    """Return the description of the first half of a surrogate pair in JSON; None if there is none."""
-    for match in _STRING.finditer(written):
-        try:
-            json.loads(match[0]).encode()
-        except UnicodeEncodeError as error:
-            return _describe_surrogate(error)
-    return None
+    """Return a string without escapes that JSON does not require, or as it is if it has half a surrogate pair."""
+    if b"\\" not in match[0]:
+        return match[0]
+    try:
+        return encode_compact_json(json.loads(match[0]))
+    except UnicodeEncodeError:
+        return match[0]
 
 
 def _get_field(fields: Mapping[str, T], name: str) -> T:
@@ -232,7 +232,8 @@ def _encode_key(written: bytes | msgspec.Raw, name: str) -> bytes:
     try:
         key = found.encode()
     except UnicodeEncodeError as error:
-        raise _LineError(f"the key has {_describe_surrogate(error)}") from None
+        half = ord(error.object[error.start])
+        raise _LineError(f"the key has half a surrogate pair (\\u{half:04x}), which UTF-8 cannot encode") from None
     if not 0 < len(key) <= MAX_KEY:
         raise _LineError(f"a key of {len(key)} bytes, expected 1 to {MAX_KEY}")
     return key
@@ -240,7 +241,3 @@ def _encode_key(written: bytes | msgspec.Raw, name: str) -> bytes:
 
 def _name_type(found: Any) -> str:
     return _TYPE_NAMES.get(type(found), "null" if found is None else "a number")
-
-
-def _describe_surrogate(error: UnicodeEncodeError) -> str:
-    return f"half a surrogate pair (\\u{ord(error.object[error.start]):04x}), which UTF-8 cannot encode"

@@ -13,12 +13,11 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-import msgspec
-
 from penstock.cli.base.json_lines import encode_compact_json
 from penstock.cli.bucket.samples import make_sample
 from penstock.errors import ConnectionClosed, Error, NotSupported, UnknownCommand, UnsupportedServer, UsageError
 from penstock.wire.codec.constants import Dialect
+from penstock.wire.values.json_value import read_members
 
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
@@ -31,9 +30,9 @@ logger = logging.getLogger("penstock.cli")
 
 _TICK_SECONDS = 0.05
 """Seconds between two batches of changes."""
-_FIELDS = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 _MAX_BATCH = 2048
+_REVISION = '"revision"'
 
 
 class ChangeMix(NamedTuple):
@@ -243,13 +242,13 @@ class Workload:
             self.tally.deletes += len(keys)
 
     def _increment_revision(self, value: bytes) -> bytes:
-        try:
-            document = _FIELDS.decode(value)
-            revision = msgspec.json.decode(document.get("revision", b"0"), type=int)
-            # The other fields stay as they are written: numbers that no double holds, for example.
-            return msgspec.json.encode({**document, "revision": revision + 1})
-        except (ValueError, RecursionError):
+        """Return a document with the next revision. The other fields stay as they are written."""
+        members = read_members(value)
+        revision = {each.name: each.value for each in members or ()}.get("revision", 0)
+        if members is None or not isinstance(revision, int):
             return encode_compact_json(make_sample(self._random, 0)[1])
+        written = [f"{each.written_name}:{each.written}" for each in members if each.name != "revision"]
+        return f"{{{','.join([*written, f'{_REVISION}:{revision + 1}'])}}}".encode()
 
 
 async def _wait_for_stop(stop: asyncio.Event, seconds: float) -> None:

@@ -170,16 +170,17 @@ def parse_written_json(value: bytes) -> Any:
     return _read_levels(value, _parse_exactly)
 
 
-def read_members(value: bytes) -> list[Member] | None:
+def read_members(value: bytes, most_levels: int = MAX_LEVELS) -> list[Member] | None:
     """Return the fields of a JSON object, in order; None for any other value, also for one with too many levels.
 
     Args:
         value: the document.
+        most_levels: MAX_LEVELS, or one more for an object around a document.
     """
     if not value or value[0] not in _OBJECT_BEGINNINGS:
         return None
     try:
-        return _read_levels(value, _parse_members)
+        return _read_levels(value, _parse_members, most_levels)
     except ValueError:
         return None
 
@@ -340,17 +341,18 @@ def _skip_space(text: str, at: int) -> int:
 # Levels
 
 
-def _read_levels(value: bytes, read: Callable[[bytes], T]) -> T:
+def _read_levels(value: bytes, read: Callable[[bytes], T], most_levels: int = MAX_LEVELS) -> T:
     """Return the result of a parser for a document, however deep the stack of the caller is.
 
     Args:
         value: the document.
         read: the parser.
+        most_levels: the most levels of the document.
 
     Raises:
-        TooDeepJson: the document has more than MAX_LEVELS levels.
+        TooDeepJson: the document has more levels.
     """
-    if len(value) > MAX_LEVELS and _may_be_deep(value) and _measure_levels(value) > MAX_LEVELS:
+    if len(value) > MAX_LEVELS and _may_be_deep(value) and _measure_levels(value) > most_levels:
         raise TooDeepJson if value[0] in _BEGINNINGS else ValueError("not JSON")
     try:
         return read(value)
