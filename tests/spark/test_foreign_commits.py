@@ -213,3 +213,20 @@ def test_past_state_of_files_that_another_program_joined_is_refused(lake):
     foreign(lake.changelog_table, JOINS["Z-ORDER"])
     with pytest.raises(UsageError, match="were joined with later files"):
         lake.as_of(before)
+
+
+def test_filters_of_other_programs_find_rows_by_any_column(tmp_path):
+    lake = Lake(tmp_path)
+    run(lake, range(4))
+    filters = (
+        pc.field("key").cast(pa.binary()) == b"new",
+        pc.field("cas") > 0,
+        pc.field("seqno") == 303,
+        pc.field("xattrs").is_null(),
+        pc.field("vbucket_range") == 0,
+    )
+    for table in (lake.changelog_table, lake.current_table):
+        dataset = DeltaTable(str(table.path)).to_pyarrow_dataset()
+        for condition in filters:
+            rows = dataset.to_table()
+            assert 0 < dataset.count_rows(filter=condition) == rows.filter(condition).num_rows

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -31,7 +31,9 @@ _OWN_NAME = re.compile(r"/([0-9a-f]{12})[0-9a-f]{20}(?:-(\d+)-(\d+))?\.parquet$"
 """The end of the path of a file that a RangeWriter has written: time, random digits, version and time if joined."""
 
 STATISTICS = ("vbucket", "seqno", "history")
-"""Columns with least and greatest value in each file's log entry."""
+"""Columns whose least and greatest value in a file are known."""
+Bounds: TypeAlias = tuple[tuple[str, int, int], ...]
+"""Columns, each with its least and its greatest value."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +49,7 @@ class DataFile:
         modified: milliseconds since the epoch at which its newest row was committed, 0 before the commit.
         keyless_rows: rows without a key (rollbacks, flushes), -1 if unknown.
         version: the version that added its newest row, -1 if the format does not record it.
+        bounds: columns with their least and greatest value, of a new file.
     """
 
     path: str
@@ -57,6 +60,7 @@ class DataFile:
     modified: int = 0
     keyless_rows: int = -1
     version: int = -1
+    bounds: Bounds = ()
 
     @property
     def is_foreign(self) -> bool:
@@ -106,16 +110,18 @@ def number_fields(schema: pa.Schema) -> pa.Schema:
     return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
 
 
-def make_range_stats(footer: pq.FileMetaData, statistics: Collection[str] = STATISTICS) -> str:
-    """Return Delta's statistics of a file as JSON.
+def make_range_stats(footer: pq.FileMetaData, statistics: Collection[str] = STATISTICS) -> tuple[str, Bounds]:
+    """Return Delta's statistics of a file as JSON, and the least and greatest values of columns.
+
+    The values are not in the JSON. deltalake makes a condition of each column in `to_pyarrow_dataset()` as soon as one
+    column has them: "at least null" for all others. So a filter on another column would find no rows.
 
     Args:
         footer: the footer of the Parquet file.
         statistics: columns with least and greatest value.
     """
     groups = range(footer.num_row_groups)
-    least: dict[str, int] = {}
-    greatest: dict[str, int] = {}
+    bounds: list[tuple[str, int, int]] = []
     nulls: dict[str, int] = {}
     for column in range(footer.num_columns):
         name = footer.schema.column(column).path
@@ -124,9 +130,8 @@ def make_range_stats(footer: pq.FileMetaData, statistics: Collection[str] = STAT
         parts = [footer.row_group(group).column(column).statistics for group in groups]
         nulls[name] = sum(part.null_count for part in parts)
         if name in statistics and all(part.has_min_max for part in parts):
-            least[name] = min(part.min for part in parts)
-            greatest[name] = max(part.max for part in parts)
-    return json.dumps({"numRecords": footer.num_rows, "minValues": least, "maxValues": greatest, "nullCount": nulls})
+            bounds.append((name, min(part.min for part in parts), max(part.max for part in parts)))
+    return json.dumps({"numRecords": footer.num_rows, "nullCount": nulls}), tuple(bounds)
 
 
 def remove_files(root: LakePath, files: Iterable[DataFile]) -> None:
@@ -198,7 +203,7 @@ class ParquetLayout:
         repeating: columns with dictionaries; None for all.
         encodings: the encodings of columns without dictionaries.
         large: columns without statistics in the file.
-        statistics: columns with least and greatest value in the log entry of a file.
+        statistics: columns whose least and greatest value in a file are known.
     """
 
     repeating: tuple[str, ...] | None
@@ -332,7 +337,6 @@ class RangeWriter:
         close_sink(self._sink)
         self._writer = None
         size, footer = (self._root / self._path).stat().st_size, self._footers[0]
-        self._files.append(
-            DataFile(self._path, size, footer.num_rows, self._range, make_range_stats(footer, self._layout.statistics))
-        )
+        stats, bounds = make_range_stats(footer, self._layout.statistics)
+        self._files.append(DataFile(self._path, size, footer.num_rows, self._range, stats, bounds=bounds))
         self._path = ""

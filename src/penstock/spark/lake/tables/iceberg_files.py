@@ -53,12 +53,12 @@ def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.Dat
     from pyiceberg.typedef import Record
     from pyiceberg.types import IntegerType, LongType
 
-    stats = json.loads(file.stats)
+    nulls = json.loads(file.stats)["nullCount"]
     numbers = {name: number for number, name in enumerate(schema.names, 1)}
 
-    def convert(values: Mapping[str, int]) -> dict[int, bytes]:
-        kinds = {name: LongType() if schema.field(name).type == pa.int64() else IntegerType() for name in values}
-        return {numbers[name]: to_bytes(kinds[name], value) for name, value in values.items()}
+    def convert(name: str, value: int) -> tuple[int, bytes]:
+        kind = LongType() if schema.field(name).type == pa.int64() else IntegerType()
+        return numbers[name], to_bytes(kind, value)
 
     return Entry.from_args(
         content=DataFileContent.DATA,
@@ -68,10 +68,10 @@ def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.Dat
         record_count=file.rows,
         file_size_in_bytes=file.size,
         spec_id=0,
-        value_counts={numbers[name]: file.rows for name in stats["nullCount"]},
-        null_value_counts={numbers[name]: count for name, count in stats["nullCount"].items()},
-        lower_bounds=convert(stats["minValues"]),
-        upper_bounds=convert(stats["maxValues"]),
+        value_counts={numbers[name]: file.rows for name in nulls},
+        null_value_counts={numbers[name]: count for name, count in nulls.items()},
+        lower_bounds=dict(convert(name, least) for name, least, _ in file.bounds),
+        upper_bounds=dict(convert(name, greatest) for name, _, greatest in file.bounds),
     )
 
 
