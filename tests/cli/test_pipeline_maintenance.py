@@ -1,6 +1,7 @@
 """`penstock pipeline erase` and `vacuum`: the removed rows and files, and the reports."""
 
 import json
+import re
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,6 +12,7 @@ from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.lake_lock import hold_lock
+from penstock.spark.pipeline.definition.definition import read_definition
 from tests.spark.lakes import append, row
 from tests.spark.test_retention import fill
 
@@ -186,3 +188,30 @@ def test_vacuum_reports_freed_files(run, lake):
     sizes = [done["changelog"], done["current"], done["indexes"]["by_abv"]]
     assert [(each["files_before"], each["files_after"]) for each in sizes] == [(4, 2), (2, 1), (2, 1)]
     assert all(each["bytes_after"] < each["bytes_before"] for each in sizes)
+
+
+def test_retype_reports_columns_rows_and_misfits(run, lake, definition):
+    keys = '[[table]]\ncollection = "_default"\nname = "users"\nschema = "{}"\n'
+    text = definition.read_text().replace(":1/beer", ":1/beer?retrySeconds=0.05")
+    code, out, err = run("pipeline", "retype", definition)
+    assert (code, out) == (0, f"{definition} has no typed tables yet; penstock pipeline run builds them.\n")
+    definition.write_text(text + keys.format("abv STRING"))
+    catch_up(read_definition(str(definition)).dependents[0].open(lake), lake)
+    definition.write_text(text + keys.format("abv INT"))
+    planned = run("pipeline", "plan", definition).out
+    assert re.search(r"users +table +differs .*\n +retype: abv was STRING and is INT\n", planned)
+    code, out, err = run("pipeline", "retype", definition, "--table", "users")
+    assert (code, err) == (0, "")
+    assert out.splitlines() == [
+        "beer users: built again, 2 rows",
+        "  abv was STRING and is INT",
+        "  _rest: 2 rows before, 0 after",
+        "  abv: number in 2 rows before, 0 after",
+    ]
+    assert run("pipeline", "retype", definition).out == "beer users: as declared, 2 rows\n"
+    definition.write_text(text + keys.format("abv BIGINT"))
+    (found,) = run("pipeline", "retype", definition, "--json").json_lines
+    assert (found["name"], found["changes"]) == ("users", ["abv was INT and is BIGINT"])
+    assert (found["before"]["columns"], found["after"]["rest"]["rows"]) == ({"abv": "INT"}, 0)
+    code, _, err = run("pipeline", "retype", definition, "--table", "beers")
+    assert (code, err) == (2, "penstock: the pipeline declares no table 'beers', expected users\n")

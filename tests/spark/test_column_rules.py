@@ -211,5 +211,5 @@ def test_rules_rename_type_and_convert_beside_inferred_columns(lake):
         ("ordered", "text", "TIMESTAMP"),
         ("total", "number", "DECIMAL(12, 2)"),
     }
-    with pytest.raises(UsageError, match=r'orders is a table of .*"form": "unix_ms".*; choose another name, or build'):
+    with pytest.raises(UsageError, match=r"another declaration: ordered_at was removed\. Build it again .*retype"):
         InferredTable(lake, TableShape(name="orders", fields=pa.schema([]), rules=RULES[1:])).merge()

@@ -151,7 +151,7 @@ def test_new_fields_stay_in_the_rest_or_end_the_run(lake):
     assert [line["_rest"] for line in read(lake, "keep")] == ['{"late":true}'] * 2 + [None] * 2
     with pytest.raises(UsageError, match="table fail: late BOOLEAN is new, and evolve is 'fail'; expected the known"):
         tables["fail"].merge()
-    with pytest.raises(UsageError, match="keep is a table of"):
+    with pytest.raises(UsageError, match="keep is a table of another declaration: deletes was 'remove' and is 'mark'"):
         InferredTable(lake, TableShape(name="keep", fields=pa.schema([]), deletes="mark")).position()
 
 

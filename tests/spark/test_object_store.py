@@ -17,15 +17,19 @@ from penstock.spark.dependents.dependent import catch_up
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.kafka_sink import KafkaKind
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.dependents.position_file import PositionFile
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import merge_current
+from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.maintenance.lake_compaction import compact
 from penstock.spark.lake.reading.lake_readers import read_changelog
 from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end, restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME, check_lock, hold_lock, is_held
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
 from penstock.spark.pipeline.maintenance.erasure import erase_documents
+from penstock.spark.pipeline.maintenance.retyping import retype_tables
 from penstock.spark.pipeline.maintenance.vacuuming import vacuum
 from penstock.spark.pipeline.state import run_state
 from penstock.spark.pipeline.state.lake_status import read_status
@@ -340,6 +344,23 @@ def test_erasure_and_vacuum_reach_all_objects(lake):
     by_name, words = open_indexes(lake)
     assert by_name.lookup("later")["key"].to_pylist() == ["later"]
     assert words.search("later").num_rows == 1
+
+
+@pytest.mark.parametrize("fault", [None, "forget", "fail"])
+def test_a_table_gets_another_schema(network, lake, fault):
+    append(lake, 0, [row(n, n + 1, b"k%d" % n, b'{"n": %d}' % n) for n in range(32)])
+    source = SourceDefinition(name="s", reader_options={"url": "couchbase://h/b"})
+    old, new = (TableDefinition(name="t", collection="_default", schema=f"n {name}") for name in ("STRING", "BIGINT"))
+    catch_up(old.open(lake), lake)
+    spoil_next(network, fault, 1)
+    (found,) = retype_tables(PipelineDefinition(lake=str(lake.path), sources=(source,), dependents=(new,)))
+    assert (found.before.rest.rows, found.after.rest.rows, found.after.rows) == (32, 0, 32)
+    table = TypedTable.find(lake, "t")
+    assert table is not None
+    opened = table.open()
+    assert opened is not None
+    assert sorted(opened.to_pyarrow_table()["n"].to_pylist()) == [*range(32)]
+    assert not is_held(lake.path)
 
 
 def test_kafka_sink_keeps_its_id(lake):

@@ -230,7 +230,7 @@ def test_columns_of_single_fields_stay_while_others_are_inferred(shop):
     assert found["to"].to_list() == [*({"zip": n} for n in range(30)), *[None] * 20]
     assert found["_rest"].to_list() == [*[None] * 30, *(f'{{"to":{{"city":{n}}}}}' for n in range(30, 50))]
     shop.path.write_text(text.replace("unix_ms", "unix_s"))
-    with pytest.raises(UsageError, match=r"orders is a table of .*; choose another name, or build the table again"):
+    with pytest.raises(UsageError, match=r"orders is a table of another .*retype FILE --table orders"):
         shop.run()
 
 
@@ -259,7 +259,7 @@ def test_maintenance_knows_the_tables(shop):
     shop.check()
 
     shop.path.write_text(shop.path.read_text().replace("customer BIGINT", "customer STRING"))
-    with pytest.raises(UsageError, match=r"orders is a table of .*; choose another name, or build the table again"):
+    with pytest.raises(UsageError, match=r"orders is a table of another .*retype FILE --table orders"):
         shop.run()
     remove_tables(plan_removal(shop.lake, ["orders"]))
     shop.run()

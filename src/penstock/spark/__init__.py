@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
     from penstock.spark.lake.reading.lake_views import boundaries_of
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
+    from penstock.spark.pipeline.maintenance.retyping import retype_tables
     from penstock.spark.pipeline.maintenance.vacuuming import vacuum
     from penstock.spark.pipeline.run.pipeline import Pipeline
     from penstock.spark.pipeline.state.lake_status import LakeStatus
@@ -79,6 +80,7 @@ __all__ = [
     "register",
     "register_kind",
     "replicate",
+    "retype_tables",
     "ship",
     "vacuum",
 ]
@@ -116,6 +118,7 @@ _HOMES = {
     "register": "penstock.spark.runtime.data_source",
     "register_kind": "penstock.spark.dependents.registry",
     "replicate": "penstock.spark.dependents.kinds.xdcr_target",
+    "retype_tables": "penstock.spark.pipeline.maintenance.retyping",
     "ship": "penstock.spark.shipping",
     "vacuum": "penstock.spark.pipeline.maintenance.vacuuming",
 }

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypedDict
 
+from penstock.cli.outputs.pipeline_outputs import TableRest
+
 
 class MaintainedTable(TypedDict):
     """Files and bytes of a table before and after.
@@ -97,3 +99,35 @@ class ErasureLine(TypedDict):
     missing_keys: list[str]
     has_collection: bool
     is_done: bool
+
+
+class RetypedState(TypedDict):
+    """A typed table before or after it was built again.
+
+    Attributes:
+        columns: type by column, without the columns that Penstock adds.
+        rows: number of rows.
+        rest: rows with values that no column has.
+    """
+
+    columns: dict[str, str]
+    rows: int
+    rest: TableRest
+
+
+class RetypedLine(TypedDict):
+    """A typed table after penstock pipeline retype.
+
+    Attributes:
+        source: name of the source.
+        name: its name.
+        changes: the differences between both declarations; without any, the table was not built again.
+        before: the table before.
+        after: the table after.
+    """
+
+    source: str | None
+    name: str
+    changes: list[str]
+    before: RetypedState
+    after: RetypedState

@@ -89,6 +89,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "pipeline compact": _lines(maintenance.MaintenanceLine),
     "pipeline vacuum": _lines(maintenance.MaintenanceLine),
     "pipeline retain": _lines(maintenance.RetentionLine),
+    "pipeline retype": _lines(maintenance.RetypedLine),
     "pipeline erase": _lines(maintenance.ErasureLine),
     "pipeline resnapshot": _one(pipeline.ResnapshotSummary),
     "pipeline find": _lines(pipeline.FoundEntry),

@@ -332,6 +332,7 @@ class PartLine(TypedDict):
         place: a directory, a file or an address.
         description: a description in a few words.
         is_new: whether it does not exist yet.
+        changes: differences between an existing table and its declaration, which penstock pipeline retype removes.
     """
 
     name: str
@@ -339,6 +340,7 @@ class PartLine(TypedDict):
     place: str
     description: str
     is_new: bool
+    changes: list[str]
 
 
 class PageLine(TypedDict):

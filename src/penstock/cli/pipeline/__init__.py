@@ -14,6 +14,7 @@ for part in (
     "definition_commands",
     "state_commands",
     "table_commands",
+    "retype_command",
     "erase_command",
     "resnapshot_command",
 ):

@@ -146,8 +146,11 @@ def _format_plan(source: PlannedSource) -> str:
     rows += [("not checked", text) for text in source.unchecked]
     lines += [f"  {name:<24} {text}" for name, text in rows]
     for part in source.parts:
-        begins = "paused" if source.status.paused else "new" if part.is_new else "goes on"
+        begins = (
+            "paused" if source.status.paused else "new" if part.is_new else "differs" if part.changes else "goes on"
+        )
         lines.append(f"  {part.name:<24} {part.kind:<10} {begins:<8} {part.place}   {part.description}".rstrip())
+        lines += [f"  {'':<24} retype: {change}" for change in part.changes]
     for gone in source.status.removed:
         lines.append(f"  {gone.name:<24} {gone.kind:<10} removed  no longer declared; its files stay until a reset")
     return "\n".join(lines)

@@ -203,6 +203,17 @@ class DependentKind(ABC):
         """Return all dependents that the declaration makes; by default, itself."""
         return (self,)
 
+    def list_changes(self, lake: LakeDirectory) -> list[str]:
+        """Return the differences between a stored result and its declaration that `penstock pipeline retype` removes.
+
+        Args:
+            lake: the lake.
+
+        Returns:
+            The differences in words.
+        """
+        return []
+
     def find_letter_directory(self) -> LakePath | None:
         """Return the directory of rows that the dependent could not deliver, None without one."""
         return None

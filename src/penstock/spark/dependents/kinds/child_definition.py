@@ -75,6 +75,10 @@ class ChildDefinition(DependentKind):
         """Return the table in a lake."""
         return TypedTable(lake, self.shape) if self.evolve is None else InferredTable(lake, self.shape, self.evolve)
 
+    def list_changes(self, lake: LakeDirectory) -> list[str]:
+        """Return the differences between the table in a lake and its declaration, apart from inferred fields."""
+        return self.open(lake).list_changes()
+
     def describe(self) -> str:
         """Return the array, the parent and the number of columns."""
         columns = f"{len(self.shape.columns)} columns" if self.evolve is None else "inferred columns"

@@ -115,6 +115,10 @@ class TableDefinition(DependentKind):
             return InferredTable(lake, self.make_shape(), self.evolve or "add")
         return TypedTable(lake, self.make_shape())
 
+    def list_changes(self, lake: LakeDirectory) -> list[str]:
+        """Return the differences between the table in a lake and its declaration, apart from inferred fields."""
+        return self.open(lake).list_changes()
+
     def describe(self) -> str:
         """Return the collection and the number of columns."""
         shape = self.make_shape()

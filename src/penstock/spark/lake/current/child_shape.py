@@ -14,6 +14,7 @@ from typing import Self
 
 import pyarrow as pa
 
+from penstock.errors import UsageError
 from penstock.names import quote_column
 from penstock.spark.lake.current.document_table import LoadStamp
 from penstock.spark.lake.current.table_shape import TableShape
@@ -22,10 +23,12 @@ from penstock.spark.tables.array_elements import (
     infer_element_type,
     nest_array,
     read_elements,
+    select_array,
     wrap_values,
 )
 from penstock.spark.tables.inference import collect_values
 from penstock.spark.values.json_types import from_ddl, to_ddl
+from penstock.spark.values.typed_documents import ColumnRule
 
 __all__ = ["AnyShape", "ChildShape", "parse_shape"]
 
@@ -71,6 +74,11 @@ class ChildShape:
         return self.base.name
 
     @property
+    def rules(self) -> tuple[ColumnRule, ...]:
+        """The columns of single fields. A child has none."""
+        return self.base.rules
+
+    @property
     def elements(self) -> TableShape:
         """The shape of a table that has the elements as documents."""
         return replace(self.base, fields=pa.schema([(VALUE, self._type)] if self._has_values else list(self._type)))
@@ -108,17 +116,24 @@ class ChildShape:
         """The fields that `_rest` is compared with: those of an element."""
         return self.elements.fields
 
-    def infer(self, values: Iterable[bytes | None]) -> pa.Schema:
-        """Return the array in some documents, as a schema. Fields named like the column of a key are left out."""
+    def infer(self, values: Iterable[bytes | None]) -> Self:
+        """Return the shape with the array in some documents."""
         of = infer_element_type(collect_values(values), self.path)
+        return self.take_fields(NO_FIELDS if of is None else nest_array(self.path, of))
+
+    def take_fields(self, fields: pa.Schema) -> Self:
+        """Return the shape with the array in an inferred schema. Fields named like the column of a key are left out."""
+        try:
+            of = find_element_type(select_array(fields, self.path), self.path)
+        except UsageError:
+            return replace(self, fields=NO_FIELDS)
         taken = {name.lower() for name in self.base.declared_columns}
-        if of is None or (not pa.types.is_struct(of) and VALUE in taken):
-            return NO_FIELDS
         if pa.types.is_struct(of):
             of = pa.struct([each for each in of if quote_column(each.name).lower() not in taken])
-            if not len(of):
-                return NO_FIELDS
-        return nest_array(self.path, of)
+            is_empty = not len(of)
+        else:
+            is_empty = VALUE in taken
+        return replace(self, fields=NO_FIELDS if is_empty else nest_array(self.path, of))
 
     def to_json(self) -> str:
         """Return everything but the name, as the table's metadata hold it."""

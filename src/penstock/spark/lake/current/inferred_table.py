@@ -22,6 +22,7 @@ from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
 from penstock.spark.lake.current.child_shape import AnyShape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables
 from penstock.spark.lake.current.document_table import DocumentTable
+from penstock.spark.lake.current.shape_changes import list_shape_changes
 from penstock.spark.lake.current.typed_table import TypedTable, refuse_other_shape
 from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -70,8 +71,13 @@ class InferredTable:
         """
         found = TypedTable.find(self.lake, self.name)
         if found is not None and replace(found.shape, fields=self.shape.fields) != self.shape:
-            refuse_other_shape(found, self.shape)
+            refuse_other_shape(found, self.shape.take_fields(found.shape.fields))
         return found
+
+    def list_changes(self) -> list[str]:
+        """Return the differences between the table in the lake and its declaration in words, apart from its fields."""
+        found = TypedTable.find(self.lake, self.name)
+        return [] if found is None else list_shape_changes(found.shape, self.shape.take_fields(found.shape.fields))
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the table has merged, None if nothing was merged."""
@@ -106,35 +112,50 @@ class InferredTable:
         """
         known = self.find()
         if known is None or not len(known.shape.fields):
-            found = TypedTable(self.lake, replace(self.shape, fields=self._infer(None, FIRST_VALUES)))
+            found = TypedTable(self.lake, self._infer(None, FIRST_VALUES))
             return found.describe() if known is None or not len(found.shape.fields) else found.describe_replacement()
         if self.evolve == "keep":
             return known.describe()
-        joined = add_fields(known.shape.fields, self._infer(known.position(), LATER_VALUES))
+        joined = add_fields(known.shape.fields, self._infer(known.position(), LATER_VALUES).fields)
         if not joined.changes:
             return known.describe()
         if self.evolve == "fail":
             raise UsageError(f"table {self.name}: {joined.changes[0]}, and evolve is 'fail'; expected the known fields")
         return TypedTable(self.lake, replace(known.shape, fields=joined.fields)).describe_replacement()
 
-    def _infer(self, position: tuple[str, int] | None, most: int) -> pa.Schema:
-        """Return the fields in a sample of changes after a position."""
+    def infer_again(self) -> TypedTable:
+        """Return the table with the fields of all documents in the changelog, independent of its present fields."""
+        return TypedTable(self.lake, self._infer(None, None))
+
+    def _infer(self, position: tuple[str, int] | None, most: int | None) -> AnyShape:
+        """Return the shape with the fields in a sample of changes after a position, or in all if `most` is None."""
         delta = find_delta(self.lake, position)
         if delta is None:
-            return pa.schema([])
+            return self.shape
         return self.shape.infer(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
 
 
-def _sample_values(table: AnyTable, files: Sequence[DataFile], shape: AnyShape, most: int) -> Iterator[bytes | None]:
-    """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows."""
-    chosen = [files[at] for at in _spread(len(files), MOST_FILES)]
+def _sample_values(
+    table: AnyTable, files: Sequence[DataFile], shape: AnyShape, most: int | None
+) -> Iterator[bytes | None]:
+    """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows.
+
+    All values are yielded if `most` is None.
+    """
+    chosen = files if most is None else [files[at] for at in _spread(len(files), MOST_FILES)]
     for path in table.list_paths(chosen):
         with open_parquet(path) as file:
-            group = file.read_row_group(file.num_row_groups // 2, columns=COLUMNS)
-        rows = shape.select_documents(fill_collection_ids(match_types(group, CHANGE_SCHEMA)))
-        values = rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]
-        places = _spread(len(values), max(1, most // len(chosen)))
-        yield from values.take(pa.array(places, pa.int64())).to_pylist()
+            groups = range(file.num_row_groups)
+            for number in groups if most is None else groups[len(groups) // 2 :][:1]:
+                values = _read_values(file.read_row_group(number, columns=COLUMNS), shape)
+                places = _spread(len(values), len(values) if most is None else max(1, most // len(chosen)))
+                yield from values.take(pa.array(places, pa.int64())).to_pylist()
+
+
+def _read_values(changes: pa.Table, shape: AnyShape) -> pa.ChunkedArray:
+    """Return the values of a collection's documents among changes."""
+    rows = shape.select_documents(fill_collection_ids(match_types(changes, CHANGE_SCHEMA)))
+    return rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]
 
 
 def _spread(count: int, most: int) -> list[int]:

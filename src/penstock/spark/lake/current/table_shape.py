@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -149,14 +149,19 @@ class TableShape:
         """The column that differs between the rows of a document; empty because there is one row."""
         return ""
 
-    def infer(self, values: Iterable[bytes | None]) -> pa.Schema:
-        """Return the fields of some documents.
+    def infer(self, values: Iterable[bytes | None]) -> Self:
+        """Return the shape with the fields of some documents."""
+        return self.take_fields(infer_fields(values))
+
+    def take_fields(self, fields: pa.Schema) -> Self:
+        """Return the shape with inferred fields.
 
         Fields with a rule or a child are left out, and fields named like the column of a key or of a rule.
         """
-        found = remove_rules(infer_fields(values), self._parsed_rules)
+        found = remove_rules(fields, self._parsed_rules)
         taken = {name.lower() for name in self.declared_columns}
-        return pa.schema([each for each in found if quote_column(each.name).lower() not in taken])
+        kept = [each for each in found if quote_column(each.name).lower() not in taken]
+        return replace(self, fields=pa.schema(kept))
 
     def to_json(self) -> str:
         """Return everything but the name, as the table's metadata hold it."""

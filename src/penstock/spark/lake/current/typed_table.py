@@ -22,6 +22,7 @@ from penstock.spark.lake.current.child_shape import AnyShape, parse_shape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.current.shape_changes import list_shape_changes
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout
 from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
@@ -46,6 +47,8 @@ PROPERTIES = {
 }
 """A job that reads the table, its past or its change feed once a day finds all files."""
 REST = "_rest"
+SHOWN_CHANGES = 5
+"""Differences between two declarations that an error names."""
 EXAMINED_ROWS = 10_000
 """Rows with a `_rest` that a report examines. Each costs some microseconds."""
 LAYOUT = ParquetLayout(None, {}, (), ("_vbucket", "_history", "_seqno"))
@@ -92,6 +95,11 @@ class TypedTable:
         if found is not None and found.shape.to_json() != self.shape.to_json():
             refuse_other_shape(found, self.shape)
         return self.table.open()
+
+    def list_changes(self) -> list[str]:
+        """Return the differences between the table in the lake and its declaration, in words."""
+        found = TypedTable.find(self.lake, self.name)
+        return [] if found is None else list_shape_changes(found.shape, self.shape)
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the table has merged, None if nothing was merged."""
@@ -160,9 +168,11 @@ def refuse_other_shape(found: TypedTable, expected: AnyShape) -> NoReturn:
     Raises:
         UsageError: always.
     """
+    changes = list_shape_changes(found.shape, expected)
+    more = f" and {len(changes) - SHOWN_CHANGES} more" if len(changes) > SHOWN_CHANGES else ""
     raise UsageError(
-        f"{found.table.path} is a table of {found.shape.to_json()}, expected {expected.to_json()}; choose another name,"
-        f" or build the table again after penstock pipeline reset FILE --table {found.name} --yes"
+        f"{found.table.path} is a table of another declaration: {'; '.join(changes[:SHOWN_CHANGES])}{more}. Build it"
+        f" again from the changelog with penstock pipeline retype FILE --table {found.name}, or choose another name"
     )
 
 

@@ -44,6 +44,7 @@ class PlannedPart:
         place: a directory, a file or an address.
         description: a description in a few words.
         is_new: True if it does not exist yet.
+        changes: differences between an existing table and its declaration; `penstock pipeline retype` removes them.
     """
 
     name: str
@@ -51,6 +52,7 @@ class PlannedPart:
     place: str
     description: str = ""
     is_new: bool = True
+    changes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,5 +223,6 @@ def _plan_parts(
     if tables.current:
         parts.append(PlannedPart("current", tables.format, str(lake.current_table.path), is_new="current" not in known))
     for each in definition.list_dependents(source):
-        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), each.name not in known))
+        is_new, changes = each.name not in known, tuple(each.list_changes(lake))
+        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), is_new, changes))
     return parts
