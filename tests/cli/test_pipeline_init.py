@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -92,6 +93,21 @@ def test_doubts_name_the_fields(run, node, tmp_path):
         "tags: not in schema, because it has only nulls, empty objects or empty arrays",
         "total: 145 numbers, 5 texts; values that do not fit are in _rest",
     ]
+
+
+def test_arrays_of_objects_are_suggested_as_children(run, node, tmp_path):
+    path = tmp_path / "p.toml"
+    orders = [{"lines": [{"sku": "a", "taxes": [{"n": 1}]}], "to": {"unit-prices": [{"n": 1}]}, "tags": ["x"]}]
+    fill(node.url("beer"), {"": [json.dumps(each).encode() for each in orders]})
+    assert run("pipeline", "init", path, "--url", node.url("beer")).code == 0
+    text = path.read_text()
+    suggested = re.findall(r"^# (.*): array of objects; children = (.*) makes it a table$", text, re.MULTILINE)
+    assert suggested == [("lines", '["lines"]'), ("to.`unit-prices`", '["to.`unit-prices`"]')]
+    path.write_text(text + 'children = ["lines", "to.`unit-prices`"]')
+    plan = run("pipeline", "plan", path)
+    assert plan.code == 0, plan.err
+    assert "lines of default in 13 columns" in plan.out
+    assert "default_to_x2e_unit_x2d_prices" in plan.out
 
 
 def test_documents_without_fields_have_an_inferred_table(run, node, tmp_path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import pyarrow as pa
+
 from penstock.names import format_count, make_printable
 from penstock.spark.tables.inference import MOST_FIELDS, FieldValues
 from penstock.spark.values.json_times import fit_date, fit_timestamp
@@ -13,6 +15,8 @@ __all__ = ["list_doubts"]
 
 MOST_DOUBTS = 100
 """Sentences about one table."""
+_NO_CHILDREN = ("[]", "``", '"', "\\")
+"""Parts of the places of arrays that `children` cannot name: those within arrays, and those with odd names."""
 RARE = 100
 """A field is rare if fewer than one of so many objects has a value."""
 
@@ -58,6 +62,8 @@ def _doubt_values(values: FieldValues, place: str) -> Iterator[str]:
     elif kind == "object":
         yield from _doubt_fields(values, place)
     elif kind == "array" and values.elements is not None:
+        if pa.types.is_struct(chosen.value_type) and not any(part in place for part in _NO_CHILDREN):
+            yield f'{place}: array of objects; children = ["{place}"] makes it a table'
         yield from _doubt_values(values.elements, f"{place}[]")
 
 
