@@ -4,8 +4,8 @@ The process counts from its start and kills itself in its third batch or third m
 
 - `written`: the changelog's files are written, but not committed.
 - `committed`: they are committed, but Spark has not logged the end of the batch.
-- `merging`: the files of current and of the typed table are written, but not committed.
-- `merged`: those of current are committed, and those of the typed table are not.
+- `merging`: the files of current and of the typed tables are written, but not committed.
+- `merged`: those of current and of the parent are committed, and those of the child table are not.
 - `driver`: as `written`, but only the driver's Python is killed, and Spark's Java continues in the middle of a commit.
 - `sent`: the files are committed, and the Kafka sink has sent them, but Spark has not logged the end of the batch.
 - a point of `tests.compat.kafka_driver`: a moment of the Kafka sink, in any batch.
@@ -88,11 +88,11 @@ class KillingSink(ChangelogSink):
 
 
 class KillingMerge:
-    """Kills the process before the third commit of a merge: of current, or of the typed table behind it."""
+    """Kills the process before a commit of a merge: the third of current, or the second of a child table."""
 
     def __init__(self, point: str) -> None:
         self.kind = {"merging": "current", "merged": "table"}.get(point)
-        self.remaining = 3
+        self.remaining = 4 if self.kind == "table" else 3
         self.commit = PreparedMerge.commit
 
     def __call__(self, merge: PreparedMerge) -> None:

@@ -5,6 +5,7 @@ runs the batch, logs its end, and merges. After a restart it repeats the batch w
 itself at POINT of BATCH. With `timer:SECONDS` as POINT, a timer kills it at any point.
 """
 
+import json
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ import pyarrow as pa
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
 from penstock.spark.lake.current import current_table as current
+from penstock.spark.lake.current.child_shape import ChildShape
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
@@ -35,6 +37,8 @@ VBUCKETS = 64
 QUERY = "6f1c0a52-2a5b-4e0e-9d1c-9c7b7e9f4d11"
 
 TYPED = TableShape(name="documents", fields=from_ddl("n BIGINT"))
+LINES = ChildShape.of_table(TYPED, "documents_lines", ("lines",), from_ddl("lines ARRAY<STRING>"))
+"""A child table of the values of `batch_rows`."""
 
 Row = dict[str, Any]
 Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
@@ -151,7 +155,7 @@ def orphans(lake: Lake) -> list[str]:
 
 def list_targets(lake: Lake) -> list[DocumentTable]:
     """Return the tables of documents that the killable driver merges."""
-    return [describe_current(lake), TypedTable(lake, TYPED).describe()]
+    return [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in (TYPED, LINES))]
 
 
 def read_typed_documents(lake: Lake) -> dict[tuple[int, int, bytes], bytes]:
@@ -165,6 +169,18 @@ def read_typed_documents(lake: Lake) -> dict[tuple[int, int, bytes], bytes]:
     return found
 
 
+def read_typed_lines(lake: Lake) -> dict[tuple[int, int, bytes], list[str]]:
+    """Return the values of the child table by document, in the order of their positions; fails at a gap."""
+    opened = TypedTable(lake, LINES).table.open()
+    lines = pa.table(opened.to_pyarrow_table()).to_pylist() if opened is not None else []
+    found: dict[tuple[int, int, bytes], list[str]] = {}
+    for line in sorted(lines, key=lambda line: line["_position"]):
+        values = found.setdefault((line["_vbucket"], line["_collection_id"], line["_key"].encode()), [])
+        assert len(values) == line["_position"]
+        values.append(line["value"])
+    return found
+
+
 def batch_rows(batch: int) -> list[Row]:
     """Return the rows of one batch of the killable driver: changes over all ranges, with a rollback in every fourth."""
     history, rows = batch // 4, []
@@ -175,7 +191,7 @@ def batch_rows(batch: int) -> list[Row]:
         for number in range(1, 5):
             event = "deletion" if (batch + number + vbucket) % 5 == 0 else "mutation"
             key = b"document %d" % ((batch + number) % 7)
-            value = b"%d of %d" % (number, batch)
+            value = b'{"lines":["%d of %d"%s]}' % (number, batch, b',"x"' * (number % 3))
             rows.append(row(vbucket, base + number, key, value, event, history=history))
     return rows
 
@@ -228,6 +244,7 @@ def check_driven(lake: Lake, batches: int) -> None:
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in rows)
     assert as_documents(read_table_documents(lake)) == model(rows)
     assert read_typed_documents(lake) == {identity: value for identity, (_, value) in model(rows).items()}
+    assert read_typed_lines(lake) == {at: json.loads(value)["lines"] for at, (_, value) in model(rows).items()}
     assert read_documents(lake).num_rows == len(model(rows))
 
 

@@ -208,7 +208,15 @@ def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeyp
     assert not append(lake, 119, rows(119, 3))
 
 
-KILLS = [("written", 0), ("committed", 0), ("merge written", 0), ("written", 3), ("committed", 4), ("merge written", 4)]
+KILLS = [
+    ("written", 0),
+    ("committed", 0),
+    ("merge written", 0),
+    ("written", 3),
+    ("committed", 4),
+    ("merge written", 4),
+    ("merged 2", 3),
+]
 
 
 ICEBERG_KILLS = [("committed", 0), ("committed", 4), ("merge written", 3)]

@@ -96,6 +96,7 @@ port = 9100
 
 TABLE = '\n[[table]]\ncollection = "ales"\n'
 TYPED = 'schema = "n BIGINT"\n'
+LINES = 'schema = "n BIGINT, lines ARRAY<INT>"\nchildren = ["lines"]\n'
 BACK = '\n[[sink]]\nkind = "bucket"\nname = "s"\nurl = "couchbase://127.0.0.1:11210/beer"\n'
 SMALL = 'lake = "lake"\n[source.beer]\nurl = "couchbase://127.0.0.1/beer"\n'
 
@@ -266,6 +267,23 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         (SMALL + TABLE + 'schema = "infer"\nevolve = "no"', "evolve is 'no', expected 'add' or 'keep' or 'fail'"),
         (SMALL + TABLE + TYPED + "columns.a.b = 'INT'", "columns is a table, expected a table of texts, where a key"),
         (SMALL + TABLE + TYPED + "columns = { a = 'x INTT' }", "[[table]] 1 column of field 'a' is 'x INTT'; expected"),
+        (
+            SMALL + TABLE + LINES + TABLE.replace("ales", "ales_lines") + TYPED,
+            "[[table]] 2 name is 'ales_lines', and so is that of [[table]] 1",
+        ),
+        (
+            SMALL + TABLE.replace("ales", "Ales_lines") + TYPED + TABLE + LINES,
+            "[[table]] 2 name is 'ales_lines', beside 'Ales_lines'; expected names that differ without case",
+        ),
+        (
+            SMALL + TABLE + LINES.replace('"]', '", "Lines"]').replace("n BIGINT", "Lines ARRAY<INT>"),
+            "[[table]] 1 name is 'ales_Lines', beside 'ales_lines'; expected names that differ without case",
+        ),
+        (
+            SMALL + TABLE + LINES.replace('["', '["lines[].'),
+            "[[table]] 1 children has 'lines[].lines', which is inside",
+        ),
+        (SMALL + TABLE + LINES.replace('["', '"').replace('"]', '"'), "children is 'lines', expected a list of texts"),
         (SMALL + "keys_only = true" + TABLE + TYPED, "[[table]] 1 needs values, and the source has keys_only"),
         (SMALL + 'where = " "', "[source.beer] where is ' ', expected a condition in SQL"),
         (SMALL + '[[sink]]\nname = "s"', "[[sink]] 1 has no kind, expected 'invalidate' or 'bucket'"),
@@ -312,6 +330,15 @@ def test_a_table_is_named_like_its_collection(parse, lines, collection, name):
     scope = "brewing" if "brewing" in lines + collection else "_default"
     assert (table.name, table.find_collection()) == (name, (scope, collection.rpartition(".")[2]))
     assert (table.make_shape().scope, table.make_shape().collection) == table.find_collection()
+
+
+def test_children_are_dependents_of_their_source(parse):
+    found = parse(SMALL + 'scope = "brewing"' + TABLE + LINES)
+    parts = found.list_dependents(found.sources[0])
+    assert [(each.name, each.describe()) for each in parts] == [
+        ("ales", "brewing.ales in 11 columns"),
+        ("ales_lines", "lines of ales in 12 columns"),
+    ]
 
 
 def test_a_sink_may_write_a_collection_that_its_source_does_not_read(parse):
