@@ -234,6 +234,70 @@ def test_columns_of_single_fields_stay_while_others_are_inferred(shop):
         shop.run()
 
 
+def check_lines(shop):
+    """Assert that the parent has no lines, and that its child has those of the bucket."""
+    assert "lines" not in shop.read("orders").columns
+    numbers = sorted(int(key.removeprefix("order::")) for key in shop.orders)
+    assert shop.read("orders")["number"].sort().to_list() == numbers
+    found = shop.read("orders_lines").select("number", "_position", "sku", "n", "_rest").sort("number", "_position")
+    assert found.rows() == [
+        (number, at, line.get("sku"), line.get("n"), '{"gift":true}' if "gift" in line else None)
+        for number in numbers
+        for at, line in enumerate(shop.orders[f"order::{number}"]["lines"])
+    ]
+
+
+def order_lines(n, count):
+    return {"customer": n, "total": n, "lines": [{"sku": f"s{at}", "n": n} for at in range(count)]}
+
+
+def test_children_equal_the_arrays_of_the_bucket(shop):
+    shop.path.write_text(shop.path.read_text().replace('name = "orders"', 'name = "orders"\nchildren = ["lines"]'))
+    (planned,) = plan_run(read_definition(str(shop.path))).sources
+    assert [(part.name, part.description) for part in planned.parts[2:4]] == [
+        ("orders", "sales.orders in 13 columns"),
+        ("orders_lines", "lines of orders in 14 columns"),
+    ]
+    shop.store({n: order_lines(n, n % 4) for n in range(40)}, {1: {"name": "Eve"}})
+    shop.run()
+    check_lines(shop)
+    marks = {n: vbucket.changes.high_seqno for n, vbucket in enumerate(shop.node.buckets["default"].store.vbuckets)}
+    before = shop.orders.copy()
+    shop.store({n: order_lines(n, 1) for n in range(30, 50)})
+    shop.remove("sales.orders", "order::3", "order::7")
+    shop.run()
+    check_lines(shop)
+    for number, seqno in marks.items():
+        fail_over(shop.node, number, seqno)
+    shop.orders = before
+    shop.run()
+    check_lines(shop)
+    shop.store({3: {"customer": 3, "total": 3, "lines": [{"sku": "s", "n": 1, "gift": True}, {"n": 2}]}})
+    request_resnapshot(shop.lake, range)
+    shop.run()
+    check_lines(shop)
+    status = {each.name: each for each in read_status(shop.lake, "shop", ["orders", "orders_lines"]).dependents}
+    assert (status["orders_lines"].kind, status["orders_lines"].pending) == ("table", 0)
+    assert status["orders_lines"].rest is not None
+    assert [(each.field, each.rows) for each in status["orders_lines"].rest.misfits] == [("gift", 1)]
+
+    report = erase_documents(shop.lake, DocumentSelection((b"order::3",)), dry_run=True)
+    assert {part.table: part.rows for part in report.parts}["orders_lines"] == 2
+    report = erase_documents(shop.lake, DocumentSelection((b"order::3",)))
+    assert {part.table: part.rows for part in report.parts}["orders_lines"] == 2
+    del shop.orders["order::3"]
+    check_lines(shop)
+    assert {*compact(shop.lake).tables} == {*vacuum(shop.lake, 0).tables} == {"default", "orders", "orders_lines"}
+    check_lines(shop)
+    remove_tables(plan_removal(shop.lake, ["orders_lines"]))
+    shop.run()
+    check_lines(shop)
+    shop.change_collections(lambda manifest: manifest.without_collection("sales", "orders"))
+    shop.orders = {}
+    shop.run()
+    check_lines(shop)
+
+
 def test_maintenance_knows_the_tables(shop):
     shop.store({n: order(n) for n in range(60)}, {7: {"name": "zqsecret"}, 8: {"name": "Eve"}})
     shop.run()
