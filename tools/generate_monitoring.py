@@ -66,6 +66,7 @@ class Alert(NamedTuple):
 _NODE = '{instance=~"$instance"}'
 _BUCKET = '{instance=~"$instance", bucket=~"$bucket"}'
 _SOURCE = '{instance=~"$instance", source=~"$source"}'
+_MISFITS = '{instance=~"$instance", source=~"$source", reason!="unknown field"}'
 
 
 def rate(metric: str, selector: str, *by: str) -> str:
@@ -229,6 +230,11 @@ PIPELINE = Board(
             },
         ),
         Panel("Failures in a row", "short", {"{{source}} {{name}}": f"penstock_pipeline_dependent_failures{_SOURCE}"}),
+        Panel(
+            "Values that do not fit their column",
+            "short",
+            {"{{source}} {{name}} {{field}}: {{reason}}": f"penstock_pipeline_table_rest_values{_MISFITS}"},
+        ),
     ),
 )
 

@@ -18,6 +18,8 @@ from penstock.node.stats.node_metrics import BUCKET_METRICS, HISTOGRAMS, MIRROR_
 from penstock.spark.pipeline.run.batch_spans import BATCH_ATTRIBUTES, PIPELINE_SPANS
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.state.run_progress import DependentProgress, RollbackEvent, SourceProgress
+from penstock.spark.tables.misfits import RestCount, RestReport
+from penstock.spark.values.column_tree import Reason
 from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
 
 MADE = "<!-- Made by tools/generate_reference.py from the code; edit that. -->\n"
@@ -83,7 +85,8 @@ the same request can succeed later.
 def metrics() -> str:
     """Return the page of the metrics that nodes, pipelines and consumers serve, and of their traces."""
     figures = PipelineMetrics()
-    dependents = (DependentProgress("current", "current", rows=0),)
+    rest = RestReport(misfits=(RestCount("", "", "", None, 0),))
+    dependents = (DependentProgress("current", "current", rows=0, rest=rest),)
     figures.update(SourceProgress(lag=0, last_rollback=RollbackEvent(0.0, ()), dependents=dependents))  # of all samples
     collector = ReportCollector()
     collector.newest = ConsumerReport(bucket="", at=0, seqnos_at=1, counts=StreamCounts(last_error_at=1))
@@ -113,6 +116,10 @@ table `[metrics]`: see [pipelines](pipelines.md).
 {list_metrics(figures)}
 The label `source` names the source of the pipeline. It is empty if the source has no name. The labels `name` and `kind`
 name an index, a sink or another table that the pipeline keeps up to date.
+
+`penstock_pipeline_table_rest_values` has at most 20 fields of a table: values that do not fit their column come before
+fields without a column. The others are together under the field `*`. `reason` is {REASONS}.
+`penstock pipeline status` has the same counts with keys of documents.
 
 ## Consumers
 
@@ -191,6 +198,10 @@ def list_metrics(collector: Collector) -> str:
         for family in collector.collect()
     ]
     return table(("metric", "type", "labels", "meaning"), rows)
+
+
+REASONS = ", ".join(f"`{reason.words}`" for reason in Reason)
+"""Why a value is in `_rest`."""
 
 
 def labels(family: Metric) -> str:

@@ -43,11 +43,28 @@ def test_page_has_the_numbers_of_the_status(run, tmp_path):
         code, body = ask(url, "/state", f"Bearer {token}")
     (source,) = json.loads(body)["sources"]
     assert (code, source["status"]) == (200, status)
-    assert (status["lag"], status["changelog"]["rows"], status["last_batch"]["seconds"]) == (70, 4, 0.25)
+    assert (status["lag"], status["changelog"]["rows"], status["last_batch"]["seconds"]) == (70, 5, 0.25)
+    (rest,) = (each["rest"] for each in status["dependents"] if each["name"] == "drinks")
+    assert rest["misfits"][0] == {
+        "field": "n", "reason": "other type", "found": "text", "expected": "BIGINT", "values": 1,
+        "keys": [r"\xffporter"],
+    }  # fmt: skip
     assert [each["seqnos"] for each in status["lag_ranges"]] == [60, 10]
-    assert [point[1:] for point in source["points"]] == [[4, 70, 0.25, 2]]
+    assert [point[1:] for point in source["points"]] == [[5, 70, 0.25, 2]]
     assert [each["vbuckets"] for each in source["rollbacks"]] == [[5]]
     assert source["dead_letters"] == [{"name": "copy", "path": str(tmp_path / "letters"), "rows": 3}]
+
+
+def test_metrics_count_values_that_do_not_fit(tmp_path):
+    with run_page(write_lake(tmp_path), WebListener(0)) as served:
+        text = ask(served.urls["metrics"])[1].decode()
+    names = 'name="drinks",source="beer"'
+    assert f"penstock_pipeline_table_rest_rows{{{names}}} 1.0\n" in text
+    values = [line for line in text.splitlines() if line.startswith("penstock_pipeline_table_rest_values{")]
+    assert values == [
+        f'penstock_pipeline_table_rest_values{{field="n",{names[:13]},reason="other type",{names[14:]}}} 1.0',
+        f'penstock_pipeline_table_rest_values{{field="new",{names[:13]},reason="unknown field",{names[14:]}}} 1.0',
+    ]
 
 
 def test_metrics_and_page_share_a_port_and_keep_their_logins(tmp_path):

@@ -206,7 +206,7 @@ def test_retype_reports_columns_rows_and_misfits(run, lake, definition):
         "beer users: built again, 2 rows",
         "  abv was STRING and is INT",
         "  _rest: 2 rows before, 0 after",
-        "  abv: number in 2 rows before, 0 after",
+        "  abv: number in 2 values before, 0 after",
     ]
     assert run("pipeline", "retype", definition).out == "beer users: as declared, 2 rows\n"
     definition.write_text(text + keys.format("abv BIGINT"))

@@ -32,12 +32,16 @@ def test_page_shows_the_run(browser, file, look):
             name: shown.page.locator(f"[data-fact={name}]").text_content()
             for name in ("lag", "changelog_rows", "last_batch", "missing", "state")
         }
-        assert facts == {"lag": "70", "changelog_rows": "4", "last_batch": "250 ms", "missing": "3", "state": "killed"}
+        assert facts == {"lag": "70", "changelog_rows": "5", "last_batch": "250 ms", "missing": "3", "state": "killed"}
         rows = {
             row[0]: row for row in map(list_cells, shown.page.locator(".source table").first.locator("tbody tr").all())
         }
         assert rows["current"][-1] == "waits for the changelog"
         assert (rows["by_abv"][-1], rows["copy"][-1]) == ("applies 2 rows", "the node is away")
+        misfits = shown.page.locator("[aria-labelledby^=values-that-do-not-fit] tbody tr")
+        assert list(map(list_cells, misfits.all())) == [
+            ["drinks", "n", "other type", "text", "BIGINT", "1", r"\xffporter"]
+        ]
         assert shown.page.locator(".ranges dt").all_text_contents() == ["0-63", "64-127"]
         assert "vbucket 5" in shown.page.locator(".events").text_content()
         assert shown.page.locator(".timeline .mark").count() == 1

@@ -197,7 +197,7 @@ def test_inferred_columns_come_while_the_bucket_changes(shop):
     assert found["customer"].to_list() == list(range(40))
     status = next(each for each in read_status(shop.lake).dependents if each.name == "orders")
     assert status.rest is not None
-    assert [(each.field, each.found, each.rows) for each in status.rest.misfits] == [("odd", "text", 8)]
+    assert [(each.field, each.found, each.values) for each in status.rest.misfits] == [("odd", "text", 8)]
     shop.store({n: {"customer": n, "at": {"city": f"c{n}"}} for n in range(30, 50)})
     shop.run()
     found = shop.read("orders").sort("number")
@@ -279,7 +279,7 @@ def test_children_equal_the_arrays_of_the_bucket(shop):
     status = {each.name: each for each in read_status(shop.lake, "shop", ["orders", "orders_lines"]).dependents}
     assert (status["orders_lines"].kind, status["orders_lines"].pending) == ("table", 0)
     assert status["orders_lines"].rest is not None
-    assert [(each.field, each.rows) for each in status["orders_lines"].rest.misfits] == [("gift", 1)]
+    assert [(each.field, each.values) for each in status["orders_lines"].rest.misfits] == [("gift", 1)]
 
     report = erase_documents(shop.lake, DocumentSelection((b"order::3",)), dry_run=True)
     assert {part.table: part.rows for part in report.parts}["orders_lines"] == 2

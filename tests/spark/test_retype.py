@@ -219,6 +219,7 @@ def test_a_table_equals_one_that_had_the_columns_from_the_start(rows, ends, dele
         merge(definition, lake)
         table = TypedTable.find(lake, "orders")
         assert table is not None
+        assert isinstance(table.shape, TableShape)
         once = TypedTable(lake, replace(table.shape, name="once"))
         once.merge()
         assert drop_own(read(root)) == drop_own(read(root, "once"))

@@ -32,6 +32,8 @@ class DependentLine(TypedDict):
         merge_seconds: seconds that this run has spent on it.
         error: reason why the last attempt failed; null if it succeeded.
         failures: failed attempts in a row.
+        rest: rows of a typed table with values that no column has, without keys of documents: its first 20 fields, and
+            the others together as *. null for all others, and before the first commit.
     """
 
     kind: str
@@ -43,6 +45,7 @@ class DependentLine(TypedDict):
     merge_seconds: float
     error: str | None
     failures: int
+    rest: TableRest | None
 
 
 class RangeLag(TypedDict):
@@ -184,19 +187,24 @@ class TableBytes(TypedDict):
 
 
 class FieldMisfit(TypedDict):
-    """A field whose values are in _rest.
+    """A field with values in _rest.
 
     Attributes:
-        field: names with points between them; empty for a document that is not a JSON object.
-        found: the JSON type of the values, or "no object".
-        expected: the type of the column; null if the schema lacks the field.
-        rows: rows with such a value.
+        field: names with points between them, and [] for the elements of an array. Empty for whole documents, * for
+            further unknown fields together.
+        reason: other type, not held exactly, text of another form, repeated name, no JSON object, or unknown field.
+        found: the JSON types of the first values: text, number, boolean, object, array, null, or "no object".
+        expected: the type of the column; null for an unknown field and a whole document.
+        values: number of values.
+        keys: keys of some documents with such a value, with escapes for unprintable characters.
     """
 
     field: str
+    reason: str
     found: str
     expected: str | None
-    rows: int
+    values: int
+    keys: list[str]
 
 
 class TableRest(TypedDict):
@@ -204,8 +212,9 @@ class TableRest(TypedDict):
 
     Attributes:
         rows: number of these rows.
-        examined: number of rows whose _rest was examined.
-        misfits: the misfits in these, most frequent first.
+        examined: number of rows whose _rest was examined; fewer only if another program wrote files of the table.
+        misfits: the misfits in these: values that do not fit their column before unknown fields, the most frequent
+            first.
     """
 
     rows: int

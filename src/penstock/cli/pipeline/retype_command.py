@@ -78,12 +78,12 @@ def _list_lines(found: RetypedTable) -> Iterator[str]:
 
 
 def _list_misfits(before: RestReport, after: RestReport) -> Iterator[str]:
-    """Yield a line for each field whose column lacks values before or after. Counts are of the examined rows."""
+    """Yield a line for each field whose column lacks values before or after."""
     old, new = _count_fields(before.misfits), _count_fields(after.misfits)
     for place in [*dict.fromkeys([*new, *old])][:_MOST_MISFITS]:
-        counts = f"{old.get(place, 0):,} rows before, {new.get(place, 0):,} after"
+        counts = f"{old.get(place, 0):,} values before, {new.get(place, 0):,} after"
         yield f"  {place[0] or 'document'}: {place[1]} in {counts}"
 
 
 def _count_fields(misfits: Iterable[RestCount]) -> dict[tuple[str, str], int]:
-    return {(each.field, each.found): each.rows for each in misfits}
+    return {(each.field, each.found): each.values for each in misfits}

@@ -11,15 +11,12 @@ from penstock.cli.base.show import format_json_line, print_text
 from penstock.cli.pipeline.arguments import FileOrLake, find_pipeline_lakes, read_lake_status
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
+from penstock.cli.pipeline.table_status import list_table_lines
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.state.lake_status import LakeStatus, TableSize
-    from penstock.spark.tables.misfits import RestReport
-
-SHOWN_MISFITS = 5
-"""Fields of a table whose misfits are shown; --json has all of them."""
 
 
 @commands.command(
@@ -58,31 +55,7 @@ def _format_status(found: LakeStatus) -> str:
     lines.append(
         f"  {'changelog':<14} {_format_table_size(found.changelog)}   version {found.version}   {found.format}"
     )
-    removed = {each.name for each in found.removed}
-    for each in (each for each in found.dependents if each.name not in removed):
-        is_there = each.version >= 0
-        behind = f"{each.pending:,} rows pending" if each.pending else "up to date" if is_there else "not there yet"
-        reached = f"{behind}, version {each.version}" if is_there else behind
-        place = f"{_format_table_size(each.size)}   " if each.size is not None else ""
-        error = f"   {each.error}" if each.error is not None else ""
-        kind = "" if each.kind == each.name else f"{each.kind}   "
-        lines.append(f"  {each.name:<14} {kind}{place}{reached}{error}")
-        lines += [f"  {'':<14} {line}" for line in _list_rest_lines(each.rest)] if each.rest is not None else []
-    lines += [f"  {each.name:<14} {each.kind}   no longer declared" for each in found.removed]
-    return "\n".join(lines)
-
-
-def _list_rest_lines(rest: RestReport) -> list[str]:
-    """Return lines about values that no column has; without fields that the schema does not name."""
-    counted = f"{rest.rows:,} rows have a _rest"
-    lines = [counted if rest.rows == rest.examined else f"{counted}, {rest.examined:,} of them examined"]
-    odd = [each for each in rest.misfits if each.expected is not None or not each.field]
-    lines += [
-        f"{each.field or 'document'}: {each.found} in {each.rows:,} rows"
-        + (f", expected {each.expected}" if each.expected is not None else "")
-        for each in odd[:SHOWN_MISFITS]
-    ]
-    return lines if rest.rows else []
+    return "\n".join([*lines, *list_table_lines(found)])
 
 
 def _describe_state(found: LakeStatus) -> str:

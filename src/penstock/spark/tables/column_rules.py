@@ -20,7 +20,7 @@ from penstock.spark.values.json_times import DATE, TIMESTAMP
 from penstock.spark.values.json_types import EXPECTED, as_struct, format_type, from_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 
-__all__ = ["add_rules", "check_rules", "parse_columns", "parse_rule", "remove_rules"]
+__all__ = ["add_rules", "check_rules", "create_parser", "parse_columns", "parse_rule", "remove_rules"]
 
 Path = tuple[str, ...]
 _TIMES = (TIMESTAMP, DATE)
@@ -149,13 +149,23 @@ def parse_columns(
     Returns:
         The columns and the rest, in which json_columns has a value that is not a JSON object.
     """
-    parts = [*rules, *(part for field in as_struct(fields) for part in _list_parts(field, (), rules))]
-    numbered = [ColumnRule(str(number), part.type, part.path, part.form) for number, part in enumerate(parts)]
-    parsed = DocumentParser(numbered).parse(values)
+    parsed = create_parser(rules, fields).parse(values)
     arrays = parsed.columns.columns
     joined = iter(arrays[len(rules) :])
     columns = [_join_parts(field, (), rules, joined) for field in fields]
     return [*arrays[: len(rules)], *columns], fill_rest(values, parsed)
+
+
+def create_parser(rules: Sequence[ColumnRule], fields: pa.Schema) -> DocumentParser:
+    """Return the parser of documents, with a column for each rule and then for each part of a field.
+
+    Args:
+        rules: the first columns.
+        fields: the columns after them.
+    """
+    parts = [*rules, *(part for field in as_struct(fields) for part in _list_parts(field, (), rules))]
+    numbered = [ColumnRule(str(number), part.type, part.path, part.form) for number, part in enumerate(parts)]
+    return DocumentParser(numbered)
 
 
 def _list_parts(field: pa.Field, outer: Path, rules: Sequence[ColumnRule]) -> Iterator[ColumnRule]:

@@ -1,4 +1,4 @@
-// The page of a pipeline's run: each source with its tables, positions, lag, batches, rollbacks and dead letters.
+// The page of a pipeline's run: each source with its tables, misfits, lag, batches, rollbacks and dead letters.
 import { formatBytes, formatNumber, formatRate, formatSeconds, formatTime, isKnown, make, reconcile, setText, showEmpty } from "./dom.js";
 import { followState } from "./node_api.js";
 import { showRows } from "./node_tables.js";
@@ -13,6 +13,9 @@ const CHARTS = [
   { title: "Micro-batch", unit: "", series: [{ column: BATCH, isRate: false }], format: formatSeconds },
   { title: "Rows not applied", unit: "", series: [{ column: PENDING, isRate: false }], format: formatNumber },
 ];
+// The reason of values that are no misfits: their field has no column.
+const UNKNOWN = "unknown field";
+const MOST_MISFITS = 50;
 const STATES = { running: "ok", stopping: "busy", killed: "bad" };
 
 const find = (id) => document.getElementById(id);
@@ -29,6 +32,8 @@ class SourceView {
     this.error = make("p", { class: "problem inside", hidden: true });
     this.facts = make("dl", { class: "totals" });
     this.tables = make("div");
+    this.misfits = make("div");
+    this.misfitsNote = make("p", { class: "muted" });
     this.lag = make("div");
     this.lagNote = make("p", { class: "muted" });
     this.span = make("p", { class: "muted" });
@@ -38,7 +43,7 @@ class SourceView {
     this.letters = make("div");
     this.element = make("div", { class: "source wide", "data-source": name },
       make("div", { class: "head" }, this.title, this.state), this.error, this.facts,
-      card("Tables", null, this.tables), card("Lag by vbuckets", this.lagNote, this.lag),
+      card("Tables", null, this.tables), card("Values that do not fit", this.misfitsNote, this.misfits), card("Lag by vbuckets", this.lagNote, this.lag),
       card("Progress", this.span, this.rates), card("Rollbacks", this.timeline.note, this.timeline.element), card("Dead letters", null, this.letters));
   }
 
@@ -51,6 +56,7 @@ class SourceView {
     setText(this.error, status.error ?? "");
     this.#showFacts(status);
     this.#showTables(status);
+    this.#showMisfits(status);
     this.#showLag(status);
     this.charts.update(source.points, true);
     this.timeline.update(source);
@@ -80,10 +86,24 @@ class SourceView {
       ["Position", true, (row) => (row.version < 0 ? "none" : `version ${formatNumber(row.version)}`)],
       ["Pending rows", true, (row) => formatNumber(row.pending)],
       ["Rows", true, (row) => (row.size ? formatNumber(row.size.rows) : "–")],
+      ["Rows with a _rest", true, (row) => (row.rest ? formatNumber(row.rest.rows) : "–")],
       ["Bytes", true, (row) => (row.size ? formatBytes(row.size.bytes) : "–")],
       ["Files", true, (row) => (row.size ? formatNumber(row.size.files) : "–")],
       ["State", false, waits],
     ], { keyOf: (row) => row.name, empty: "There are no tables yet.", classOf: (row) => (row.error ? "lost-node" : null) });
+  }
+
+  #showMisfits(status) {
+    const typed = status.dependents.filter((row) => row.rest);
+    const all = typed.flatMap((row) => row.rest.misfits.filter((one) => one.reason !== UNKNOWN).map((one) => ({ table: row.name, ...one })));
+    const shown = all.sort((a, b) => b.values - a.values).slice(0, MOST_MISFITS);
+    const examined = typed.reduce((sum, row) => sum + row.rest.examined, 0), rows = typed.reduce((sum, row) => sum + row.rest.rows, 0);
+    setText(this.misfitsNote, [all.length > shown.length ? `${shown.length} of ${formatNumber(all.length)} fields` : "", examined < rows ? `${formatNumber(examined)} of ${formatNumber(rows)} rows with a _rest examined` : ""].filter(Boolean).join(", "));
+    showRows(this.misfits, `Values of ${status.source ?? "the lake"} that do not fit`, shown, [
+      ["Table", false, (row) => row.table], ["Field", false, (row) => row.field || "whole document"], ["Reason", false, (row) => row.reason],
+      ["Found", false, (row) => row.found], ["Expected", false, (row) => row.expected ?? "–"],
+      ["Values", true, (row) => formatNumber(row.values)], ["Documents", false, (row) => row.keys.join(", ")],
+    ], { keyOf: (row) => JSON.stringify([row.table, row.field, row.reason]), empty: typed.length ? "All values fit their columns." : "There are no typed tables." });
   }
 
   #showLag(status) {

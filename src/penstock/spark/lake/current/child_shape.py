@@ -112,9 +112,19 @@ class ChildShape:
         return POSITION
 
     @property
-    def document_fields(self) -> pa.Schema:
-        """The fields that `_rest` is compared with: those of an element."""
+    def parsed_rules(self) -> tuple[ColumnRule, ...]:
+        """The rules that elements are parsed with."""
+        return self.base.parsed_rules
+
+    @property
+    def parsed_fields(self) -> pa.Schema:
+        """The fields that elements are parsed with."""
         return self.elements.fields
+
+    @property
+    def key_columns(self) -> tuple[str, str]:
+        """The columns that have the whole key, as text and as bytes."""
+        return self.base.key_columns
 
     def infer(self, values: Iterable[bytes | None]) -> Self:
         """Return the shape with the array in some documents."""

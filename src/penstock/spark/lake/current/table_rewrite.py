@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -197,8 +197,10 @@ class TableRewrite:
 
     def _open_writer(self, columns: pa.Schema, vbucket_range: int, directory: str = "") -> RangeWriter:
         root = self.target.table.write_root
-        place = root / directory if directory else root
-        return RangeWriter(place, vbucket_range, columns, layout=self.target.layout)
+        layout = self.target.layout
+        if not directory:
+            return RangeWriter(root, vbucket_range, columns, layout=layout)
+        return RangeWriter(root / directory, vbucket_range, columns, layout=replace(layout, create_counter=None))
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from penstock.names import quote_column, spell_columns
 from penstock.spark.lake.changelog.merge_rules import to_key_columns
 from penstock.spark.lake.current.document_table import LoadStamp
 from penstock.spark.tables.array_elements import make_array_rule
-from penstock.spark.tables.column_rules import add_rules, check_rules, parse_columns, remove_rules
+from penstock.spark.tables.column_rules import check_rules, parse_columns, remove_rules
 from penstock.spark.tables.inference import infer_fields
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl, to_ddl
@@ -120,14 +120,14 @@ class TableShape:
         return [*(pa.field(rule.name, _spell_type(rule.type)) for rule in self.rules), *_spell_fields(self.fields)]
 
     @property
-    def _parsed_rules(self) -> tuple[ColumnRule, ...]:
+    def parsed_rules(self) -> tuple[ColumnRule, ...]:
         """The rules that documents are parsed with: an array of a child is no column, and is not in `_rest`."""
         return (*self.rules, *map(make_array_rule, self.children))
 
     @property
-    def document_fields(self) -> pa.Schema:
-        """The fields of documents that `_rest` is compared with."""
-        return add_rules(self.fields, self._parsed_rules)
+    def parsed_fields(self) -> pa.Schema:
+        """The fields that documents are parsed with, beside `parsed_rules`."""
+        return self.fields
 
     @property
     def key_column(self) -> str:
@@ -135,9 +135,14 @@ class TableShape:
         return self.key.parts[0].name if self.key.is_whole else KEY
 
     @property
+    def key_columns(self) -> tuple[str, str]:
+        """The columns that have the whole key, as text and as bytes."""
+        return (self.key_column, "_key_bytes")
+
+    @property
     def lookup(self) -> tuple[str, ...]:
         """The columns that identify a document, in the order of LOOKUP_COLUMNS."""
-        return ("_vbucket", "_collection_id", self.key_column, "_key_bytes")
+        return ("_vbucket", "_collection_id", *self.key_columns)
 
     @property
     def position(self) -> tuple[str, ...]:
@@ -158,7 +163,7 @@ class TableShape:
 
         Fields with a rule or a child are left out, and fields named like the column of a key or of a rule.
         """
-        found = remove_rules(fields, self._parsed_rules)
+        found = remove_rules(fields, self.parsed_rules)
         taken = {name.lower() for name in self.declared_columns}
         kept = [each for each in found if quote_column(each.name).lower() not in taken]
         return replace(self, fields=pa.schema(kept))
@@ -241,8 +246,8 @@ class TableShape:
         columns = self.columns
         is_deleted = pc.not_equal(changes["event"], Event.MUTATION)
         values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
-        parsed, rest = parse_columns(values, self._parsed_rules, self.fields)
-        fields = [*parsed[: len(self.rules)], *parsed[len(self._parsed_rules) :]]
+        parsed, rest = parse_columns(values, self.parsed_rules, self.fields)
+        fields = [*parsed[: len(self.rules)], *parsed[len(self.parsed_rules) :]]
         changed_at = _read_times(changes["cas"])
         key, key_bytes = to_key_columns(changes)
         found = {

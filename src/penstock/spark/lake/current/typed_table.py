@@ -10,9 +10,11 @@ A change feed (`delta.enableChangeDataFeed`) has only the rows that differ.
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 from typing import NoReturn
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from deltalake import DeltaTable
 
@@ -23,12 +25,13 @@ from penstock.spark.lake.current.current_table import MergeProgress, merge_table
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.shape_changes import list_shape_changes
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout, match_types
 from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.object_files import open_parquet
-from penstock.spark.tables.misfits import RestReport, count_misfits
+from penstock.spark.storage.object_path import LakePath
+from penstock.spark.tables.misfits import NOTE, REST, RestCounter, RestReport
 
 __all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables", "refuse_other_shape"]
 
@@ -46,11 +49,10 @@ PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
 """A job that reads the table, its past or its change feed once a day finds all files."""
-REST = "_rest"
 SHOWN_CHANGES = 5
 """Differences between two declarations that an error names."""
 EXAMINED_ROWS = 10_000
-"""Rows with a `_rest` that a report examines. Each costs some microseconds."""
+"""Rows with a `_rest` that a report examines in files of other programs, whose footers have no counts."""
 LAYOUT = ParquetLayout(None, {}, (), ("_vbucket", "_history", "_seqno"))
 
 
@@ -111,18 +113,31 @@ class TypedTable:
         return 0 if opened is None else sum(file.rows for file in self.table.list_files(opened))
 
     def report_rest(self) -> RestReport:
-        """Return the rows with a `_rest`. They are counted in the files' footers, and some are examined."""
-        opened, rows = self.open(), 0
-        texts: list[str] = []
+        """Return the rows with a `_rest`, and the fields in them: the footers of the files have the counts."""
+        opened, parts = self.open(), list[RestReport]()
         for file in self.table.list_files(opened) if opened is not None else []:
-            with open_parquet(self.table.path / file.path) as read:
-                for group in range(read.num_row_groups):
-                    found = _count_valid(read.metadata.row_group(group), REST)
-                    rows += found
-                    if found and len(texts) < EXAMINED_ROWS:
-                        values = read.read_row_group(group, columns=[REST])[REST].drop_null()
-                        texts += values.slice(0, EXAMINED_ROWS - len(texts)).to_pylist()
-        return RestReport(rows, len(texts), count_misfits(texts, self.shape.document_fields))
+            path = self.table.path / file.path
+            known = _read_counts(path)
+            parts.append(known or self._examine(path, EXAMINED_ROWS - sum(each.examined for each in parts)))
+        return RestReport.join(parts)
+
+    def _examine(self, path: LakePath, most: int) -> RestReport:
+        """Return the counts of at most so many rows of a file that another program has written."""
+        counter, rows, examined = self._create_counter(), 0, 0
+        names = [REST, *self.shape.key_columns]
+        with open_parquet(path) as read:
+            for group in range(read.num_row_groups):
+                found = _count_valid(read.metadata.row_group(group), REST)
+                rows += found
+                if found and examined < most:
+                    values = match_types(read.read_row_group(group, columns=names), self.table.schema)
+                    chosen = values.filter(pc.is_valid(values[REST])).slice(0, most - examined)
+                    counter.add(chosen)
+                    examined += chosen.num_rows
+        return replace(counter.make_report(), rows=rows)
+
+    def _create_counter(self) -> RestCounter:
+        return RestCounter(self.shape.parsed_fields, self.shape.parsed_rules, self.shape.key_columns)
 
     def describe(self) -> DocumentTable:
         """Return the table as a document table, for merges."""
@@ -134,7 +149,7 @@ class TypedTable:
             shape.to_rows,
             shape.lookup,
             shape.position,
-            LAYOUT,
+            replace(LAYOUT, create_counter=self._create_counter),
             {SHAPE: shape.to_json()},
             shape.name,
             KIND,
@@ -174,6 +189,17 @@ def refuse_other_shape(found: TypedTable, expected: AnyShape) -> NoReturn:
         f"{found.table.path} is a table of another declaration: {'; '.join(changes[:SHOWN_CHANGES])}{more}. Build it"
         f" again from the changelog with penstock pipeline retype FILE --table {found.name}, or choose another name"
     )
+
+
+@lru_cache(maxsize=8192)
+def _read_counts(path: LakePath) -> RestReport | None:
+    """Return the counts in the footer of a file, which never changes; None if it has none for rows with a `_rest`."""
+    with open_parquet(path) as read:
+        note = (read.metadata.metadata or {}).get(NOTE.encode())
+        if note is not None:
+            return RestReport.from_json(note)
+        groups = map(read.metadata.row_group, range(read.num_row_groups))
+        return None if any(_count_valid(group, REST) for group in groups) else RestReport()
 
 
 def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:

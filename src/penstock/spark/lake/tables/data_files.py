@@ -10,11 +10,11 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -195,21 +195,33 @@ ENCODINGS = {
 """Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
 
 
+class RowCounter(Protocol):
+    """Counts something about the rows of one file, for the file's footer."""
+
+    def add(self, rows: pa.Table) -> None:
+        """Count rows of the file."""
+
+    def make_notes(self) -> dict[str, str]:
+        """Return the counts as keys and values of the footer."""
+
+
 @dataclass(frozen=True, slots=True)
 class ParquetLayout:
-    """How the columns of a table's files are stored.
+    """How the columns of a table's files are stored, and the counts in their footers.
 
     Attributes:
         repeating: columns with dictionaries; None for all.
         encodings: the encodings of columns without dictionaries.
         large: columns without statistics in the file.
         statistics: columns whose least and greatest value in a file are known.
+        create_counter: makes the counter of a file; None for no counts in its footer.
     """
 
     repeating: tuple[str, ...] | None
     encodings: Mapping[str, str]
     large: tuple[str, ...]
     statistics: tuple[str, ...]
+    create_counter: Callable[[], RowCounter] | None = None
 
 
 CHANGE_LAYOUT = ParquetLayout(REPEATING, ENCODINGS, ("value", "xattrs"), STATISTICS)
@@ -258,6 +270,7 @@ class RangeWriter:
         self._sink: Any = None
         self._written = 0
         self._footers: list[pq.FileMetaData] = []
+        self._counter: RowCounter | None = None
 
     def write(self, rows: pa.Table) -> None:
         """Add rows; they are written once they fill a row group."""
@@ -281,6 +294,8 @@ class RangeWriter:
         writer = self._writer or self._open()
         column = pa.repeat(pa.scalar(self._range, pa.int32()), rows.num_rows)
         writer.write_table(rows.append_column(self._schema.field(RANGE_COLUMN), column))
+        if self._counter is not None:
+            self._counter.add(rows)
         self._written += self.pending_bytes
         self._pending, self._pending_rows, self.pending_bytes = [], 0, 0
         if self._written >= FILE_BYTES:
@@ -318,6 +333,7 @@ class RangeWriter:
         self._path, self._written, self._footers = f"{directory}/{make_name(self._joined, self._written_at)}", 0, []
         self._sink = open_sink(self._root / self._path)
         layout, names = self._layout, self._schema.names
+        self._counter = None if layout.create_counter is None else layout.create_counter()
         self._writer = pq.ParquetWriter(
             self._sink,
             self._schema,
@@ -333,6 +349,8 @@ class RangeWriter:
     def _finish(self) -> None:
         if self._writer is None:
             return
+        if self._counter is not None:
+            self._writer.add_key_value_metadata(self._counter.make_notes())
         self._writer.close()
         close_sink(self._sink)
         self._writer = None

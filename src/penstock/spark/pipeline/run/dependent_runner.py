@@ -22,6 +22,7 @@ from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.pipeline.run.batch_spans import APPLY, SEND
 from penstock.spark.pipeline.state.run_progress import DependentProgress
+from penstock.spark.tables.misfits import RestReport
 
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
@@ -64,6 +65,7 @@ class DependentTask:
         catch_up: applies all pending changes and returns the changelog version that it reaches.
         policy: decides when pending changes are applied.
         table_rows: returns the number of rows of its table, all of which a merge reads; None without a table.
+        report_rest: returns the values that no column of its table has; None for other tables than typed ones.
         is_local: the result lies in the lake, so no other system can delay it.
         is_vital: a failure ends the run.
     """
@@ -76,6 +78,7 @@ class DependentTask:
         policy: MergePolicy,
         *,
         table_rows: Callable[[], int] | None = None,
+        report_rest: Callable[[], RestReport | None] = lambda: None,
         is_local: bool = True,
         is_vital: bool = False,
     ) -> None:
@@ -84,6 +87,7 @@ class DependentTask:
         self.is_vital = is_vital
         self._catch_up = catch_up
         self._table_rows = table_rows
+        self._report_rest = report_rest
         self._lock = threading.Lock()
         self._state = DependentProgress(name, kind)
         self._pending: list[_PendingCommit] = []
@@ -97,7 +101,7 @@ class DependentTask:
 
     def set_position(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
         """Set the applied version, the changelog's newest version, and the files between the two."""
-        self._state = replace(self._state, version=version, rows=self._count_rows(version))
+        self._state = replace(self._state, version=version, rows=self._count_rows(version), rest=self._report_rest())
         self.add_pending(newest, pending)
 
     def add_pending(self, version: int, files: Sequence[DataFile], spans: Sequence[SpanContext] = ()) -> None:
@@ -151,7 +155,7 @@ class DependentTask:
                 raise
             self._record_failure(error)
             return
-        rows = self._count_rows(version)
+        rows, rest = self._count_rows(version), self._report_rest()
         with self._lock:
             self._pending = [each for each in self._pending if each.version > version]
             left = sum(each.rows for each in self._pending)
@@ -160,6 +164,7 @@ class DependentTask:
                 version=version,
                 pending=left,
                 rows=rows,
+                rest=rest,
                 applied_rows=self._state.applied_rows + max(0, before - left),
                 merges=self._state.merges + 1,
                 merge_seconds=self._state.merge_seconds + time.monotonic() - began,

@@ -15,6 +15,8 @@ from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.current.merged_state import retry_missing_files
+from penstock.spark.lake.current.typed_table import KIND, TypedTable
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -23,11 +25,15 @@ from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.retention_timer import RetentionTimer
 from penstock.spark.pipeline.run.spark_failure import translate_errors
 from penstock.spark.storage.object_path import ObjectPath
+from penstock.spark.tables.misfits import RestReport
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 __all__ = ["create_table_tasks", "create_tasks", "initialize_task"]
+
+MOST_FIELDS = 20
+"""Fields of a table that the progress of a run, and so its metrics, name. The others are counted together."""
 
 
 def create_tasks(
@@ -96,8 +102,22 @@ def create_table_tasks(
 
 def _create_table_task(target: DocumentTable, merge: Callable[[], int], policy: MergePolicy) -> DependentTask:
     rows = partial(count_rows, target.table)
-    task = DependentTask(target.name, target.kind, merge, policy, table_rows=rows, is_vital=True)
+    rest = partial(_report_rest, target) if target.kind == KIND else lambda: None
+    task = DependentTask(target.name, target.kind, merge, policy, table_rows=rows, report_rest=rest, is_vital=True)
     return initialize_task(task, target.lake, read_merged_version(target.lake, target.table, target.table.open()))
+
+
+def _report_rest(target: DocumentTable) -> RestReport | None:
+    """Return the values that no column of a typed table has, for the progress of a run; None before its first commit.
+
+    The table may have other columns than at the start of the run, so it is opened with its own.
+    """
+
+    def report() -> RestReport | None:
+        found = TypedTable.find(target.lake, target.name)
+        return None if found is None else found.report_rest().shorten(MOST_FIELDS)
+
+    return retry_missing_files(report)
 
 
 def create_dependent_task(

@@ -14,6 +14,7 @@ from penstock.client.signals.metrics_server import MeasuredWork, MetricsSite
 from penstock.client.signals.report_metrics import OLDEST_SECONDS
 from penstock.client.signals.web_listener import WebListener
 from penstock.client.signals.web_server import Site, serve_sites
+from penstock.names import escape_text
 from penstock.spark.pipeline.definition.definition import PipelineDefinition
 from penstock.spark.pipeline.state.pipeline_documents import PipelineSource
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
@@ -97,6 +98,28 @@ class PipelineMetrics(MeasuredWork):
                 if (value := getattr(each, name)) is not None:
                     family.add_metric([source, each.name, each.kind], value)
             yield family
+        yield from _collect_rests(found)
+
+
+def _collect_rests(found: list[tuple[str, DependentProgress]]) -> Iterator[Metric]:
+    """Yield the values that no column of the typed tables has: in all, and by field and reason."""
+    rows = GaugeMetricFamily(
+        "penstock_pipeline_table_rest_rows",
+        "Rows of a typed table with a _rest.",
+        labels=["source", "name"],
+    )
+    values = GaugeMetricFamily(
+        "penstock_pipeline_table_rest_values",
+        "Values in the _rest of a typed table, by field and reason.",
+        labels=["source", "name", "field", "reason"],
+    )
+    for source, each in found:
+        if each.rest is not None:
+            rows.add_metric([source, each.name], each.rest.rows)
+            for misfit in each.rest.misfits:
+                values.add_metric([source, each.name, escape_text(misfit.field), misfit.reason], misfit.values)
+    yield rows
+    yield values
 
 
 def _find_source_problems(progress: SourceProgress | None) -> Iterator[str]:

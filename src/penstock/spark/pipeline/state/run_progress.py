@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from penstock.spark.tables.misfits import RestReport
+
 __all__ = ["BatchTime", "DependentProgress", "LagRange", "ReportProgress", "RollbackEvent", "SourceProgress"]
 
 
@@ -65,6 +67,8 @@ class DependentProgress:
         merge_seconds: seconds that this run has spent on it.
         error: the reason why the last attempt failed, None if it succeeded.
         failures: failed attempts in a row.
+        rest: the values of a typed table that no column has, by its most frequent fields and without keys. None: it is
+            another table, or has no commit yet.
     """
 
     name: str
@@ -77,6 +81,7 @@ class DependentProgress:
     merge_seconds: float = 0.0
     error: str | None = None
     failures: int = 0
+    rest: RestReport | None = None
 
 
 @dataclass(frozen=True, slots=True)
