@@ -233,6 +233,7 @@ class DependentState(TypedDict):
         error: reason why the last attempt failed; null if it succeeded.
         size: its size; null if it lies elsewhere.
         rest: rows of a typed table with values that no column has; null for all others.
+        sample: number of documents from which the columns were inferred; null for declared columns.
     """
 
     name: str
@@ -242,6 +243,7 @@ class DependentState(TypedDict):
     error: str | None
     size: TableBytes | None
     rest: TableRest | None
+    sample: int | None
 
 
 class DatedRollback(TypedDict):

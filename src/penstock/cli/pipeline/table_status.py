@@ -34,7 +34,8 @@ def list_table_lines(found: LakeStatus) -> list[str]:
     heads = ("table", "kind", "rows", "_rest", "size", "version", "state")
     lines = _align([heads, *rows], "<<>>>><")
     errors = [f"  {each.name}: {each.error}" for each in tables if each.error is not None]
-    return [*lines, *errors, *_list_misfits(tables)]
+    samples = [f"  {each.name}: {text}" for each in tables if (text := each.describe_sample()) is not None]
+    return [*lines, *errors, *samples, *_list_misfits(tables)]
 
 
 def _list_cells(table: DependentStatus) -> Cells:

@@ -8,9 +8,9 @@ have the values of older documents too.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -40,6 +40,35 @@ FIRST_VALUES, LATER_VALUES = 20_000, 2_000
 MOST_FILES = 64
 """Files of the changelog of which a sample reads one row group."""
 COLUMNS = ["event", "collection_id", "scope", "collection", "value"]
+
+
+class InferredShape(NamedTuple):
+    """The shape of a table with the fields in a sample of documents.
+
+    Attributes:
+        shape: the shape.
+        documents: the number of documents in the sample.
+    """
+
+    shape: AnyShape
+    documents: int
+
+
+class _CountedValues:
+    """Iterates over values, and counts them.
+
+    Attributes:
+        count: the number of values so far.
+    """
+
+    def __init__(self, values: Iterable[bytes | None]) -> None:
+        self.count = 0
+        self._values = values
+
+    def __iter__(self) -> Iterator[bytes | None]:
+        for value in self._values:
+            self.count += 1
+            yield value
 
 
 class InferredTable:
@@ -112,27 +141,35 @@ class InferredTable:
         """
         known = self.find()
         if known is None or not len(known.shape.fields):
-            found = TypedTable(self.lake, self._infer(None, FIRST_VALUES))
+            found = self._make_table(self._infer(None, FIRST_VALUES))
             return found.describe() if known is None or not len(found.shape.fields) else found.describe_replacement()
         if self.evolve == "keep":
             return known.describe()
-        joined = add_fields(known.shape.fields, self._infer(known.position(), LATER_VALUES).fields)
+        sample = self._infer(known.position(), LATER_VALUES)
+        joined = add_fields(known.shape.fields, sample.shape.fields)
         if not joined.changes:
             return known.describe()
         if self.evolve == "fail":
             raise UsageError(f"table {self.name}: {joined.changes[0]}, and evolve is 'fail'; expected the known fields")
-        return TypedTable(self.lake, replace(known.shape, fields=joined.fields)).describe_replacement()
+        return self._make_table(
+            sample._replace(shape=replace(known.shape, fields=joined.fields)), known.sample or 0
+        ).describe_replacement()
 
     def infer_again(self) -> TypedTable:
         """Return the table with the fields of all documents in the changelog, independent of its present fields."""
-        return TypedTable(self.lake, self._infer(None, None))
+        return self._make_table(self._infer(None, None))
 
-    def _infer(self, position: tuple[str, int] | None, most: int | None) -> AnyShape:
+    def _make_table(self, sample: InferredShape, known: int = 0) -> TypedTable:
+        """Return the table with an inferred shape; `known` is the number of documents of earlier samples."""
+        return TypedTable(self.lake, sample.shape, known + sample.documents)
+
+    def _infer(self, position: tuple[str, int] | None, most: int | None) -> InferredShape:
         """Return the shape with the fields in a sample of changes after a position, or in all if `most` is None."""
         delta = find_delta(self.lake, position)
         if delta is None:
-            return self.shape
-        return self.shape.infer(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
+            return InferredShape(self.shape, 0)
+        counted = _CountedValues(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
+        return InferredShape(self.shape.infer(counted), counted.count)
 
 
 def _sample_values(

@@ -33,7 +33,14 @@ from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.tables.misfits import NOTE, REST, RestCounter, RestReport
 
-__all__ = ["DIRECTORY", "KIND", "TypedTable", "list_document_tables", "list_typed_tables", "refuse_other_shape"]
+__all__ = [
+    "DIRECTORY",
+    "KIND",
+    "TypedTable",
+    "list_document_tables",
+    "list_typed_tables",
+    "refuse_other_shape",
+]
 
 DIRECTORY = "tables"
 """The directory of a lake that holds its typed tables."""
@@ -49,6 +56,8 @@ PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 1 days",
 }
 """A job that reads the table, its past or its change feed once a day finds all files."""
+SAMPLE = "penstock.sample"
+"""The metadata key of the last column for the number of documents from which the fields were inferred."""
 SHOWN_CHANGES = 5
 """Differences between two declarations that an error names."""
 EXAMINED_ROWS = 10_000
@@ -62,14 +71,16 @@ class TypedTable:
     Args:
         lake: the lake of the changelog.
         shape: the collection and the columns.
+        sample: number of documents from which the fields were inferred; None for declared fields.
 
     Attributes:
         table: the Delta table.
     """
 
-    def __init__(self, lake: LakeDirectory, shape: AnyShape) -> None:
+    def __init__(self, lake: LakeDirectory, shape: AnyShape, sample: int | None = None) -> None:
         self.lake = lake
         self.shape = shape
+        self.sample = sample
         schema = shape.columns.append(pa.field(RANGE_COLUMN, pa.int32()))
         # The note with the shape decides whether the columns are the expected ones.
         self.table = DeltaLakeTable(lake.path / DIRECTORY / shape.name, schema, PROPERTIES, checks_columns=False)
@@ -77,8 +88,11 @@ class TypedTable:
     @classmethod
     def find(cls, lake: LakeDirectory, name: str) -> TypedTable | None:
         """Return the typed table that a lake has under a name, with its own shape; None without a first commit."""
-        shape = _read_shape(lake, name)
-        return None if shape is None else cls(lake, parse_shape(name, shape))
+        notes = _read_notes(lake, name)
+        if notes is None:
+            return None
+        sample = notes.get(SAMPLE)
+        return cls(lake, parse_shape(name, notes[SHAPE]), None if sample is None else int(sample))
 
     @property
     def name(self) -> str:
@@ -150,7 +164,7 @@ class TypedTable:
             shape.lookup,
             shape.position,
             replace(LAYOUT, create_counter=self._create_counter),
-            {SHAPE: shape.to_json()},
+            {SHAPE: shape.to_json()} | ({} if self.sample is None else {SAMPLE: str(self.sample)}),
             shape.name,
             KIND,
             row_number=shape.row_number,
@@ -208,8 +222,8 @@ def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:
     return sum(group.num_rows - each.statistics.null_count for each in columns if each.path_in_schema == name)
 
 
-def _read_shape(lake: LakeDirectory, name: str) -> str | None:
-    """Return the shape of a lake's typed table as JSON, None without a first commit.
+def _read_notes(lake: LakeDirectory, name: str) -> dict[str, str] | None:
+    """Return the notes of a lake's typed table, with its shape as JSON; None without a first commit.
 
     Raises:
         UsageError: another program made the table.
@@ -218,10 +232,10 @@ def _read_shape(lake: LakeDirectory, name: str) -> str | None:
     opened = open_delta_log(path)
     if opened is None:
         return None
-    found = opened.schema().fields[-1].metadata.get(SHAPE)
-    if found is None:
+    found: dict[str, str] = opened.schema().fields[-1].metadata
+    if SHAPE not in found:
         raise UsageError(f"{path} is a Delta table of another program; expected a table of a pipeline, or nothing")
-    return str(found)
+    return found
 
 
 def list_typed_tables(lake: LakeDirectory) -> list[TypedTable]:

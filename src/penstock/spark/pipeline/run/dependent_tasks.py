@@ -21,6 +21,7 @@ from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.run.conflict_log import ConflictLog
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
 from penstock.spark.pipeline.run.retention_timer import RetentionTimer
 from penstock.spark.pipeline.run.spark_failure import translate_errors
@@ -102,12 +103,12 @@ def create_table_tasks(
 
 def _create_table_task(target: DocumentTable, merge: Callable[[], int], policy: MergePolicy) -> DependentTask:
     rows = partial(count_rows, target.table)
-    rest = partial(_report_rest, target) if target.kind == KIND else lambda: None
+    rest = partial(_report_rest, target, ConflictLog(target.name)) if target.kind == KIND else lambda: None
     task = DependentTask(target.name, target.kind, merge, policy, table_rows=rows, report_rest=rest, is_vital=True)
     return initialize_task(task, target.lake, read_merged_version(target.lake, target.table, target.table.open()))
 
 
-def _report_rest(target: DocumentTable) -> RestReport | None:
+def _report_rest(target: DocumentTable, conflicts: ConflictLog) -> RestReport | None:
     """Return the values that no column of a typed table has, for the progress of a run; None before its first commit.
 
     The table may have other columns than at the start of the run, so it is opened with its own.
@@ -115,9 +116,11 @@ def _report_rest(target: DocumentTable) -> RestReport | None:
 
     def report() -> RestReport | None:
         found = TypedTable.find(target.lake, target.name)
-        return None if found is None else found.report_rest().shorten(MOST_FIELDS)
+        return None if found is None else found.report_rest()
 
-    return retry_missing_files(report)
+    found = retry_missing_files(report)
+    conflicts.add(found)
+    return None if found is None else found.shorten(MOST_FIELDS)
 
 
 def create_dependent_task(

@@ -222,7 +222,9 @@ def _plan_parts(
     parts = [PlannedPart("changelog", tables.format, str(lake.changelog_table.path), is_new=status.changelog is None)]
     if tables.current:
         parts.append(PlannedPart("current", tables.format, str(lake.current_table.path), is_new="current" not in known))
+    samples = {each.name: each.describe_sample() for each in status.dependents}
     for each in definition.list_dependents(source):
         is_new, changes = each.name not in known, tuple(each.list_changes(lake))
-        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), each.describe(), is_new, changes))
+        text = "; ".join(filter(None, [each.describe(), samples.get(each.name)]))
+        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), text, is_new, changes))
     return parts

@@ -63,6 +63,7 @@ class DependentStatus:
         error: the reason why the last attempt failed, None if it succeeded.
         size: None if the result does not lie in the lake.
         rest: the rows of a typed table with values that no column has, None for all others.
+        sample: number of documents from which the columns were inferred, None for declared columns.
     """
 
     name: str
@@ -72,6 +73,14 @@ class DependentStatus:
     error: str | None = None
     size: TableSize | None = None
     rest: RestReport | None = None
+    sample: int | None = None
+
+    def describe_sample(self) -> str | None:
+        """Return how many documents inference has seen, in words; None for declared columns."""
+        if self.sample is None or self.size is None:
+            return None
+        rows = self.size.rows or 0
+        return f"columns inferred from {min(self.sample, rows):,} of {rows:,} documents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,8 +244,10 @@ def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) 
         known = read_merged_version(lake, target.table, target.table.open())
         delta = find_delta(lake, known)
         size, pending = _measure_table(target.table), delta.rows if delta else 0
-        rest = retry_missing_files(typed[target.name].report_rest) if target.kind == KIND else None
-        yield DependentStatus(target.name, target.kind, known[1] if known else -1, pending, size=size, rest=rest)
+        own = typed.get(target.name) if target.kind == KIND else None
+        rest, sample = (None, None) if own is None else (retry_missing_files(own.report_rest), own.sample)
+        version = known[1] if known else -1
+        yield DependentStatus(target.name, target.kind, version, pending, size=size, rest=rest, sample=sample)
     measured = {(target.kind, target.name) for target in tables}
     for each in dependents:
         if (each["kind"], each["name"]) in measured or each["kind"] == CURRENT:
