@@ -37,6 +37,7 @@ collection = "_default"
 name = "numbers"
 schema = "infer"
 key = "k{{number INT}}"
+children = ["parts"]
 [[index]]
 name = "by_number"
 path = "n"
@@ -62,14 +63,23 @@ FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
 
 
 def read_numbers(lake: Lake) -> dict[bytes, dict[str, object]]:
-    """Return the documents in the typed table."""
-    typed = TypedTable.find(lake, "numbers")
-    assert typed is not None
-    opened = typed.open()
-    assert opened is not None
-    lines = opened.to_pyarrow_table().to_pylist()
-    assert all(line["_rest"] is None and line["_key"] == f"k{line['number']}" for line in lines)
-    return {line["_key"].encode(): {"n": line["n"], "t": line["t"]} for line in lines}
+    """Return the documents in the typed table and its child."""
+    found: dict[bytes, dict[str, object]] = {}
+    for name in ("numbers", "numbers_parts"):
+        typed = TypedTable.find(lake, name)
+        assert typed is not None
+        opened = typed.open()
+        assert opened is not None
+        for line in opened.to_pyarrow_table().to_pylist():
+            assert line["_rest"] is None
+            assert line["_key"] == f"k{line['number']}"
+            fields = ("n", "t") if name == "numbers" else ("part",)
+            found.setdefault(line["_key"].encode(), {}).update({field: line[field] for field in fields})
+    return {key: value | {"parts": [{"part": value.pop("part")}]} for key, value in found.items()}
+
+
+def make_document(number: int, text: str) -> bytes:
+    return json.dumps({"n": number, "t": text, "parts": [{"part": number}]}).encode()
 
 
 class Machine:
@@ -106,7 +116,7 @@ def network(monkeypatch):
 def test_another_machine_continues_a_killed_run(network, node, documents, tmp_path):
     file = tmp_path / "pipeline.toml"
     file.write_text(PIPELINE.format(bucket=BUCKET, url=node.url("default")))
-    documents.store({f"k{number}": b'{"n": %d, "t": "word%d"}' % (number, number) for number in range(1500)})
+    documents.store({f"k{number}": make_document(number, f"word{number}") for number in range(1500)})
     lake = Lake(f"s3://{BUCKET}/lake")
 
     first = Machine(tmp_path / "first", network.port)
@@ -114,7 +124,7 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
     shutil.rmtree(first.directory)  # the checkpoint of its query was there
     assert check_changelog(lake).num_rows == 900
     documents.remove(["k7"])
-    documents.store({"k8": b'{"n": -8, "t": "changed"}'})
+    documents.store({"k8": make_document(-8, "changed")})
 
     chance = random.Random(3)
     network.choose = lambda method, path, body: chance.choice(FAULTS) if chance.random() < 0.03 else None
