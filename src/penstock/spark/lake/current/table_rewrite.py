@@ -148,7 +148,8 @@ class TableRewrite:
             The files of the range.
         """
         old = [file for file in self.old_files if file.vbucket_range == vbucket_range]
-        if self.target.position:
+        # Without files all rows are new, so no feed is needed, and no more than BATCH_ROWS documents are held as rows.
+        if self.target.position and self.old_files:
             return self._rewrite_with_feed(delta, vbucket_range, old, is_full=is_full)
         target = self.target
         with self._open_writer(target.columns, vbucket_range) as writer, ExitStack() as stack:
@@ -191,8 +192,7 @@ class TableRewrite:
             outdated = pa.concat_tables([target.columns.empty_table(), *(each.read_outdated(target) for each in found)])
             removed = [each.file for each in found if each.copy_kept(target, writer)]
             writer.write(fresh)
-            if self.old_files:
-                _write_feed(feed, target, outdated, fresh)
+            _write_feed(feed, target, outdated, fresh)
             return RewrittenFiles(writer.close(), removed, feed.close(), len(delta.rolled_back))
 
     def _open_writer(self, columns: pa.Schema, vbucket_range: int, directory: str = "") -> RangeWriter:
