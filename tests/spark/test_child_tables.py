@@ -18,7 +18,8 @@ from penstock.spark import Lake
 from penstock.spark.dependents.kinds.child_definition import ChildDefinition, name_child
 from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
-from penstock.spark.lake.current.child_shape import parse_shape
+from penstock.spark.lake.current import table_rewrite
+from penstock.spark.lake.current.child_shape import ChildShape, parse_shape
 from penstock.spark.lake.current.current_table import merge_tables
 from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.typed_table import TypedTable
@@ -120,7 +121,8 @@ def default_documents(rows):
 def test_children_equal_the_arrays_of_the_bucket_and_the_feed_leads_to_them(rows, deletes, data):
     rows = put_documents(rows, data)
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
-    with TemporaryDirectory() as directory:
+    with TemporaryDirectory() as directory, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(table_rewrite, "BATCH_ROWS", 3)
         lake = Lake(directory)
         parts = open_parts(lake, deletes=deletes)
         states: dict[str, tuple[Counter[str], int]] = {name: (Counter(), -1) for name in parts}
@@ -289,6 +291,23 @@ def test_a_child_that_evolves_leaves_the_parent_as_it_is(lake):
         merge_tables(describe(open_parts(lake, schema="infer", evolve="fail")))
     merge_tables(describe(open_parts(lake, schema="infer", evolve="keep")))
     assert [read_rest(line) for line in read(lake, "orders_lines") if line["_key"] == "k10"] == [{"later": 1}]
+
+
+def test_a_child_without_elements_samples_only_new_changes(lake, monkeypatch):
+    samples = []
+    infer = ChildShape.infer
+
+    def count(self, values):
+        given = [*values]
+        samples.append(len(given))
+        return infer(self, given)
+
+    monkeypatch.setattr(ChildShape, "infer", count)
+    for batch, elements in enumerate([[], [], None, [{"n": 1}]]):
+        append(lake, batch, [store(10 * batch + n, b"k%d" % n, lines=elements) for n in range(1, 9)])
+        merge_tables(describe(open_parts(lake, schema="infer", children=("lines",))))
+    assert samples == [8, 8, 8, 8, 32]
+    assert [line["n"] for line in read(lake, "orders_lines")] == [1] * 8
 
 
 def test_an_inferred_field_named_like_a_key_column_stays_in_the_rest(lake):

@@ -104,7 +104,8 @@ def test_new_fields_are_added_and_types_widened(known, found, expected, changes)
 
 
 def read(lake, name="orders"):
-    lines = DeltaTable(str(lake.path / "tables" / name)).to_pyarrow_table().sort_by("_key").to_pylist()
+    order = [("_key", "ascending"), ("_vbucket", "ascending")]
+    lines = DeltaTable(str(lake.path / "tables" / name)).to_pyarrow_table().sort_by(order).to_pylist()
     return [{name: value for name, value in line.items() if name not in OWN} for line in lines]
 
 

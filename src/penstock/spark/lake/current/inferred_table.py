@@ -140,9 +140,13 @@ class InferredTable:
             UsageError: documents have new fields, and `evolve` is "fail".
         """
         known = self.find()
-        if known is None or not len(known.shape.fields):
-            found = self._make_table(self._infer(None, FIRST_VALUES))
-            return found.describe() if known is None or not len(found.shape.fields) else found.describe_replacement()
+        if known is None:
+            return self._make_table(self._infer(None, FIRST_VALUES)).describe()
+        if not len(known.shape.fields):
+            # An array may be empty for years: its child looks at the new changes alone until one has an element.
+            if not len(self._infer(known.position(), LATER_VALUES).shape.fields):
+                return known.describe()
+            return self._make_table(self._infer(None, FIRST_VALUES)).describe_replacement()
         if self.evolve == "keep":
             return known.describe()
         sample = self._infer(known.position(), LATER_VALUES)
