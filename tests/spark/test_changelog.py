@@ -46,7 +46,7 @@ def test_a_batch_is_split_by_range_and_keeps_its_order(numbers, count):
         assert list(zip(*piece.to_pydict().values(), strict=True)) == wanted
 
 
-def test_files_hold_their_range_and_the_log_has_their_statistics(lake):
+def test_files_hold_their_range_and_the_log_counts_rows_without_keys(lake):
     assert append(lake, 0, rows(1, 200))
     opened = lake.changelog_table.open()
     files = lake.changelog_table.list_files(opened)
@@ -59,9 +59,9 @@ def test_files_hold_their_range_and_the_log_has_their_statistics(lake):
     stats = pa.table(opened.get_add_actions(flatten=True)).to_pylist()
     for line in stats:
         found = pq.ParquetFile(lake.changelog_table.path / line["path"]).read()
-        for name in data_files.STATISTICS:
-            values = found[name].to_pylist()
-            assert (line[f"min.{name}"], line[f"max.{name}"]) == (min(values), max(values))
+        assert line["null_count.key"] == found["key"].null_count
+        # deltalake compares columns with null if others have bounds, so that conditions on them find no row
+        assert not [name for name in line if name.startswith(("min.", "max.")) and line[name] is not None]
     assert opened.metadata().partition_columns == ["vbucket_range"]
 
 

@@ -13,8 +13,10 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import duckdb
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -195,6 +197,22 @@ def test_other_readers_see_types(lake):
         (None, b"\xff", None, None, None, "no json"),
     ]
     assert found["_changed_at"].to_list() == [datetime(2023, 11, 14, 22, 13, 20, 123404, UTC), None]
+
+
+def test_conditions_of_other_readers_find_the_rows(lake):
+    table = TypedTable(lake, PLAIN)
+    append(lake, 0, documents(0, 64, 0))
+    merge_tables([describe_current(lake), table.describe()])
+    append(lake, 1, documents(0, 4, 1000))
+    merge_tables([describe_current(lake), table.describe()])
+    places = [str(each.path) for each in (table.table, lake.current_table, lake.changelog_table)]
+    typed, current, changelog = (DeltaTable(place).to_pyarrow_dataset() for place in places)
+    assert typed.to_table(filter=(pc.field("n") >= 1000) & pc.field("name").is_null()).num_rows == 4
+    assert current.to_table(filter=(pc.field("key") == "k2") & (pc.field("seqno") == 1002)).num_rows == 1
+    assert changelog.to_table(filter=pc.field("key") == b"k2").num_rows == 2
+    assert duckdb.sql("SELECT n FROM typed WHERE _key = 'k2' AND _seqno > 9").fetchall() == [(1002,)]
+    assert pl.scan_delta(places[0]).filter(pl.col("_key") == "k2").collect()["n"].to_list() == [1002]
+    assert pl.scan_pyarrow_dataset(typed).filter(pl.col("n") == 1002).collect()["_key"].to_list() == ["k2"]
 
 
 def test_a_table_of_another_shape_is_refused(lake):

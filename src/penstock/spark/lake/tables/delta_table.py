@@ -34,6 +34,7 @@ from penstock.spark.lake.tables.delta_log import (
     CHANGE_DIRECTORY,
     LogCommit,
     format_feed_commit,
+    format_stats,
     list_unchecked_commits,
     parse_commit,
 )
@@ -191,7 +192,12 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         now = time.time_ns() // 1_000_000
         actions: list[Any] = [
             AddAction(
-                file.path, file.size, self._make_partition_values(file), file.modified or now, rows_change, file.stats
+                file.path,
+                file.size,
+                self._make_partition_values(file),
+                file.modified or now,
+                rows_change,
+                format_stats(file) if self.partition_by else file.stats,  # an index is read by its bounds
             )
             for file in added
         ]
