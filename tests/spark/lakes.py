@@ -31,6 +31,7 @@ from penstock.spark.storage.object_path import LakePath
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
+from tests.spark.typed_readers import read_rows
 
 ROOT = Path(__file__).parents[2]
 VBUCKETS = 64
@@ -160,9 +161,8 @@ def list_targets(lake: Lake) -> list[DocumentTable]:
 
 def read_typed_documents(lake: Lake) -> dict[tuple[int, int, bytes], bytes]:
     """Return the values of the typed table, which no field of it fits, by document; fails at a second row."""
-    opened = TypedTable(lake, TYPED).table.open()
     found: dict[tuple[int, int, bytes], bytes] = {}
-    for line in pa.table(opened.to_pyarrow_table()).to_pylist() if opened is not None else []:
+    for line in read_rows(TypedTable(lake, TYPED)):
         identity = (line["_vbucket"], line["_collection_id"], line["_key"].encode())
         assert identity not in found
         found[identity] = line["_rest"].encode()

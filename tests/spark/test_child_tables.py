@@ -27,7 +27,7 @@ from penstock.spark.tables.array_elements import read_elements
 from tests.examples import scaled
 from tests.spark.lakes import append, model, rollback, row
 from tests.spark.test_current import histories
-from tests.spark.test_typed_tables import apply_feed
+from tests.spark.test_typed_tables import apply_changes
 
 SCHEMA = "total BIGINT, lines ARRAY<STRUCT<n BIGINT, s STRING>>, o STRUCT<tags: ARRAY<STRING>, z: INT>"
 OWN = {"_loaded_at", "_batch", "vbucket_range"}
@@ -140,7 +140,7 @@ def test_children_equal_the_arrays_of_the_bucket_and_the_feed_leads_to_them(rows
                     tags = {at: expect_tag(each) for at, each in explode(documents, "o", "tags").items()}
                     assert by_identity(lines, "value") == tags
                 state, version = states[name]
-                apply_feed(state, parts[name], version)
+                apply_changes(state, parts[name], version)
                 states[name] = state, DeltaTable(str(parts[name].table.path)).version() if lines else version
                 if lines:
                     assert +state == Counter(repr(sorted(line.items())) for line in lines)

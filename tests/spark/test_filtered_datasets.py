@@ -10,7 +10,6 @@ from penstock.spark import SecondaryIndex, catch_up
 from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.current.table_shape import METADATA, TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
-from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from tests.spark.lakes import append, rollback, row
@@ -61,9 +60,3 @@ def test_duckdb_finds_rows_by_any_column(places):
         ("index_table WHERE key = 'k2'", 1),
     ):
         assert database.sql(f"SELECT count(*) FROM {query}").fetchall() == [(count,)]
-
-
-@pytest.mark.parametrize(("name", "schema"), [("changelog", CHANGELOG_SCHEMA), ("current", CURRENT_SCHEMA)])
-def test_columns_with_statistics_exist(places, name, schema):
-    configuration = DeltaTable(places[name]).metadata().configuration
-    assert {*configuration["delta.dataSkippingStatsColumns"].split(",")} <= {*schema.names}

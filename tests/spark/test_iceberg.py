@@ -22,9 +22,9 @@ from penstock.spark.lake.changelog.changelog_writer import commit_batch
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.current_table import PreparedMerge, merge_current
 from penstock.spark.lake.reading.lake_readers import count_rows, read_changelog
-from penstock.spark.lake.tables import iceberg_files
-from penstock.spark.lake.tables import iceberg_table as iceberg
-from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
+from penstock.spark.lake.tables.iceberg import iceberg_files
+from penstock.spark.lake.tables.iceberg import iceberg_table as iceberg
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_table import CommitFailed
 from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from penstock.wire.columns.schema import CHANGE_SCHEMA

@@ -6,9 +6,10 @@ from tempfile import TemporaryDirectory
 
 import pyarrow as pa
 import pytest
-from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyiceberg.io.pyarrow import pyarrow_to_schema
+from pyiceberg.schema import index_by_name
 
 from penstock.errors import UsageError
 from penstock.spark import Lake
@@ -18,6 +19,8 @@ from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
+from penstock.spark.lake.tables.data_files import number_fields
+from penstock.spark.lake.tables.iceberg.iceberg_schema import holds_type
 from penstock.spark.tables.inference import add_fields, infer_fields
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_columns import parse
@@ -25,6 +28,7 @@ from penstock.spark.values.json_types import from_ddl, to_ddl
 from tests.examples import scaled
 from tests.spark.lakes import append, row
 from tests.spark.test_current import histories
+from tests.spark.typed_readers import FORMATS, find_version, open_iceberg, read_lines
 
 NOTHING = TableShape(name="orders", fields=pa.schema([]))
 OWN = {"_loaded_at", "_batch", "vbucket_range"}
@@ -103,10 +107,16 @@ def test_new_fields_are_added_and_types_widened(known, found, expected, changes)
     assert (joined.fields, joined.changes) == (from_ddl(expected), tuple(changes))
 
 
+@pytest.fixture(params=["delta", pytest.param("iceberg", marks=pytest.mark.long)])
+def lake(request, tmp_path):
+    return Lake(tmp_path / "lake", request.param)
+
+
 def read(lake, name="orders"):
-    order = [("_key", "ascending"), ("_vbucket", "ascending")]
-    lines = DeltaTable(str(lake.path / "tables" / name)).to_pyarrow_table().sort_by(order).to_pylist()
-    return [{name: value for name, value in line.items() if name not in OWN} for line in lines]
+    return [
+        {name: value for name, value in line.items() if name not in OWN}
+        for line in sorted(read_lines(lake, name), key=lambda line: (str(line["_key"]), line["_vbucket"]))
+    ]
 
 
 def documents(first, last, **fields):
@@ -123,7 +133,7 @@ def test_columns_come_with_their_documents(lake):
     assert [line["n"] for line in read(lake)] == sorted(range(1, 20), key=str)
     append(lake, 2, documents(200, 5, at={"city": "x"}))
     table.merge()
-    version = DeltaTable(str(lake.path / "tables" / "orders")).version()
+    version = find_version(lake, "orders")
     assert [line["at"] for line in read(lake) if line["at"]] == [{"city": "x"}] * 4
     append(lake, 3, documents(300, 3, at={"city": "x", "zip": 5}))
     table.merge()
@@ -133,10 +143,10 @@ def test_columns_come_with_their_documents(lake):
     assert {line["_rest"] for line in read(lake)} == {None}
     append(lake, 4, documents(400, 3, at={"city": 7}))  # a conflict is no new field
     table.merge()
-    assert DeltaTable(str(lake.path / "tables" / "orders")).version() == version + 2
+    assert find_version(lake, "orders") == version + 2
     assert [json.loads(line["_rest"]) for line in read(lake) if line["_rest"]] == [{"at": {"city": 7}}] * 2
-    past = DeltaTable(str(lake.path / "tables" / "orders"), version=version)
-    assert past.to_pyarrow_table()["at"].drop_null().to_pylist() == [{"city": "x"}] * 4
+    past = read_lines(lake, "orders", version)
+    assert [line["at"] for line in past if line["at"]] == [{"city": "x"}] * 4
 
 
 def test_new_fields_stay_in_the_rest_or_end_the_run(lake):
@@ -164,15 +174,15 @@ def test_a_field_named_like_a_key_column_stays_in_the_rest(lake):
 
 
 @settings(max_examples=scaled(25))
-@given(histories(), st.lists(st.integers(0, 40), max_size=4), st.sampled_from(["remove", "mark"]))
-def test_a_table_that_grew_equals_one_that_is_built_with_all_columns(rows, ends, deletes):
+@given(histories(), FORMATS, st.lists(st.integers(0, 40), max_size=4), st.sampled_from(["remove", "mark"]))
+def test_a_table_that_grew_equals_one_that_is_built_with_all_columns(rows, table_format, ends, deletes):
     rows = [
         each | ({"value": json.dumps({"n": each["seqno"], f"f{at // 10}": each["seqno"] / 2}).encode()}
                 if each.get("value") is not None else {})
         for at, each in enumerate(rows)
     ]  # fmt: skip
     with TemporaryDirectory() as directory:
-        lake = Lake(directory)
+        lake = Lake(directory, table_format)
         grown = InferredTable(lake, TableShape(name="grown", fields=pa.schema([]), deletes=deletes))
         cuts = sorted({0, len(rows), *(min(end, len(rows)) for end in ends)})
         for batch, (start, end) in enumerate(pairwise(cuts)):
@@ -194,3 +204,58 @@ def test_the_sample_is_of_all_files_and_rows(lake, monkeypatch):
     found = TypedTable.find(lake, "orders")
     assert found is not None
     assert found.shape.fields.names == [f"f{batch}" for batch in range(8)]
+
+
+def number_fields_of(lake):
+    """Return the field ids of the newest schema by path."""
+    return index_by_name(open_iceberg(lake, "orders").schema())
+
+
+def test_fields_of_iceberg_keep_their_ids(tmp_path):
+    lake = Lake(tmp_path, "iceberg")
+    table = InferredTable(lake, NOTHING)
+    append(lake, 0, documents(100, 5, at={"lines": [{"sku": "a"}]}))
+    table.merge()
+    first = number_fields_of(lake)
+    append(lake, 1, documents(200, 5, at={"lines": [{"sku": "b", "new": 1}], "zip": 7}, late=True))
+    table.merge()
+    second = number_fields_of(lake)
+    assert first.items() <= second.items()
+    new = {"at.lines.element.new", "at.zip", "late"}
+    assert sorted(second[name] for name in new) == [max(first.values()) + at for at in (1, 2, 3)]
+    names = [field.name for field in open_iceberg(lake, "orders").schema().fields]
+    assert names[:4] == ["_key", "n", "at", "late"]
+    append(lake, 2, [*documents(300, 5, at={"lines": [{"sku": "c"}]}), row(9, 999, b"half", b'{"n": 0.5}')])
+    table.merge()
+    third = number_fields_of(lake)
+    # Iceberg turns no BIGINT into a DOUBLE: the column of this name is new.
+    assert third["n"] > max(second.values())
+    assert {name: at for name, at in third.items() if name != "n"}.items() <= second.items()
+    assert {line["n"] for line in read(lake)} == {0.5, 1.0, 2.0, 3.0, 4.0}
+    past = read_lines(lake, "orders", 1)
+    assert sorted(line["n"] for line in past) == [1, 2, 3, 4]
+    assert {repr(line["at"]["lines"]) for line in past} == {"[{'sku': 'b', 'new': 1}]"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ("INT", "BIGINT", True),
+        ("BIGINT", "INT", False),
+        ("BIGINT", "DOUBLE", False),
+        ("FLOAT", "DOUBLE", True),
+        ("DECIMAL(5, 1)", "DECIMAL(9, 1)", True),
+        ("DECIMAL(5, 1)", "DECIMAL(9, 2)", False),
+        ("STRING", "STRING", True),
+        ("STRUCT<a: INT>", "STRUCT<a: BIGINT, b: INT>", True),
+        ("STRUCT<a: INT, b: INT>", "STRUCT<a: INT>", False),
+        ("ARRAY<STRUCT<a: INT>>", "ARRAY<STRUCT<a: STRING>>", False),
+        ("ARRAY<INT>", "INT", False),
+    ],
+)
+def test_a_type_that_holds_all_values_keeps_its_column(old, new, expected):
+    def convert(ddl):
+        return pyarrow_to_schema(number_fields(from_ddl(f"x {ddl}"))).fields[0].field_type
+
+    assert holds_type(convert(new), convert(old)) is expected
+    assert holds_type(convert(old), convert(old))

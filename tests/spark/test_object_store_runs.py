@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
@@ -16,6 +17,7 @@ from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.lake.current.typed_table import TypedTable
+from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.storage.lake_lease import LEASE_VARIABLE
 from tests.patience import PATIENCE
@@ -68,9 +70,9 @@ def read_numbers(lake: Lake) -> dict[bytes, dict[str, object]]:
     for name in ("numbers", "numbers_parts"):
         typed = TypedTable.find(lake, name)
         assert typed is not None
-        opened = typed.open()
+        opened = open_delta_log(typed.table.path)
         assert opened is not None
-        for line in opened.to_pyarrow_table().to_pylist():
+        for line in pa.table(opened.to_pyarrow_table()).to_pylist():
             assert line["_rest"] is None
             assert line["_key"] == f"k{line['number']}"
             fields = ("n", "t") if name == "numbers" else ("part",)

@@ -3,10 +3,8 @@
 import json
 from decimal import Decimal
 
-import duckdb
 import polars as pl
 import pytest
-from deltalake import DeltaTable
 
 from penstock.errors import UsageError
 from penstock.node import Node
@@ -22,6 +20,7 @@ from penstock.spark.pipeline.state.stopping import plan_removal, remove_tables
 from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents
 from tests.spark.test_protocols import fail_over
+from tests.spark.typed_readers import query_table, scan_table
 
 pytestmark = pytest.mark.spark
 
@@ -81,7 +80,7 @@ class Shop:
         return ended
 
     def read(self, name):
-        return pl.scan_delta(str(self.lake.path / "tables" / name)).collect()
+        return scan_table(self.lake, name).collect()
 
     def check(self):
         """Assert that both tables equal the bucket."""
@@ -145,8 +144,7 @@ def test_tables_equal_the_bucket_after_each_run(shop):
     assert [each.name for each in status.removed] == ["default"]
     assert not any(part.is_new for part in plan_run(read_definition(str(shop.path))).sources[0].parts)
 
-    orders = DeltaTable(str(shop.lake.path / "tables" / "orders")).to_pyarrow_dataset()  # noqa: F841 - DuckDB reads it
-    sums = duckdb.execute("SELECT typeof(total), sum(total) FROM orders GROUP BY 1").fetchall()
+    sums = query_table(shop.lake, "orders", "SELECT typeof(total), sum(total) FROM orders GROUP BY 1")
     assert sums == [("DECIMAL(12,2)", sum(Decimal(str(value["total"])) for value in shop.orders.values()))]
 
 

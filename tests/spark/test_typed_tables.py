@@ -13,10 +13,8 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import duckdb
 import polars as pl
 import pyarrow as pa
-import pyarrow.compute as pc
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -31,6 +29,8 @@ from penstock.spark.lake.current.current_table import PreparedMerge, merge_curre
 from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.table_shape import METADATA, TableShape
 from penstock.spark.lake.current.typed_table import TypedTable, list_document_tables, list_typed_tables
+from penstock.spark.lake.tables.data_files import RANGE_COLUMN
+from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.lake_table import CommitFailed
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
@@ -38,11 +38,13 @@ from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.lakes import QUERY, append, as_documents, checkpoint, model, read_table_documents, rollback, row
 from tests.spark.test_current import histories
+from tests.spark.typed_readers import FORMATS, find_version, list_changes, read_rows, scan_table
 
 FIELDS = from_ddl("n BIGINT, name STRING, tags ARRAY<STRING>")
 PLAIN = TableShape(name="orders", fields=FIELDS)
 IN_8 = TableShape(name="eight", fields=FIELDS, scope="shop", collection="c8")
 NAMES = {8: {"scope": "shop", "collection": "c8"}, 9: {"scope": "shop", "collection": "c9"}}
+PARTITION = pa.schema([(RANGE_COLUMN, pa.int32())])
 OWN = {"_loaded_at", "_batch", "vbucket_range"}
 
 
@@ -57,10 +59,9 @@ def name_rows(rows):
 
 
 def read(table):
-    """Return the rows of a typed table by document, as deltalake reads them; fails if a document has two rows."""
+    """Return the rows of a typed table by document; fails if a document has two rows."""
     found = {}
-    opened = DeltaTable(str(table.table.path)) if table.table.open() is not None else None
-    for line in opened.to_pyarrow_table().to_pylist() if opened is not None else []:
+    for line in read_rows(table):
         key = line["_key_bytes"] if line["_key"] is None else line["_key"].encode()
         identity = (line["_vbucket"], line["_collection_id"], key)
         assert identity not in found
@@ -81,27 +82,21 @@ def reduce(lines):
     return {identity: (line["n"], json.loads(line["_rest"])) for identity, line in lines.items()}
 
 
-def apply_feed(state, table, version):
-    """Apply the change feed of the versions after one to a Counter of rows, as a job downstream does."""
-    opened = DeltaTable(str(table.table.path))
-    if opened.version() <= version:
-        return []
-    changes = pa.table(opened.load_cdf(starting_version=version + 1).read_all()).to_pylist()
-    for line in changes:
-        kind = line.pop("_change_type")
-        line.pop("_commit_timestamp")
-        line.pop("_commit_version")
-        state[repr(sorted(line.items()))] += 1 if kind in ("insert", "update_postimage") else -1
-    return changes
+def apply_changes(state, table, version):
+    """Apply the changes after a version to a Counter of rows, as a job downstream does."""
+    changes = list(list_changes(table, version))
+    for sign, line in changes:
+        state[repr(sorted(line.items()))] += sign
+    return [line for _, line in changes]
 
 
 @settings(max_examples=scaled(40))
-@given(histories(), st.data())
-def test_tables_equal_the_bucket_and_the_feed_leads_to_them(rows, data):
+@given(histories(), FORMATS, st.data())
+def test_tables_equal_the_bucket_and_their_changes_lead_to_them(rows, table_format, data):
     rows = name_rows(rows)
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
-        lake = Lake(directory)
+        lake = Lake(directory, table_format)
         tables = {0: TypedTable(lake, PLAIN), 8: TypedTable(lake, IN_8)}
         states: dict[int, tuple[Counter[str], int]] = {collection: (Counter(), -1) for collection in tables}
         for batch, (start, end) in enumerate(pairwise(ends)):
@@ -113,18 +108,20 @@ def test_tables_equal_the_bucket_and_the_feed_leads_to_them(rows, data):
                 lines = read(table)
                 assert reduce(lines) == expect(rows[:end], collection)
                 state, version = states[collection]
-                apply_feed(state, table, version)
-                states[collection] = state, DeltaTable(str(table.table.path)).version()
+                if table.table.open() is None:
+                    continue
+                apply_changes(state, table, version)
+                states[collection] = state, find_version(lake, table.name)
                 assert +state == Counter(repr(sorted(line.items())) for line in lines.values())
                 assert min(state.values(), default=0) >= 0
 
 
 @settings(max_examples=scaled(20))
-@given(histories(), st.integers(0, 40))
-def test_a_table_merged_in_parts_equals_one_that_is_built_at_once(rows, middle):
+@given(histories(), FORMATS, st.integers(0, 40))
+def test_a_table_merged_in_parts_equals_one_that_is_built_at_once(rows, table_format, middle):
     rows = name_rows(rows)
     with TemporaryDirectory() as directory:
-        lake = Lake(directory)
+        lake = Lake(directory, table_format)
         shape = TableShape(name="parts", fields=FIELDS, deletes="mark")
         parts = TypedTable(lake, shape)
         for batch, some in enumerate([rows[:middle], rows[middle:]]):
@@ -140,8 +137,13 @@ def test_a_table_merged_in_parts_equals_one_that_is_built_at_once(rows, middle):
         assert {key for key, line in found.items() if not line["_deleted"]} == expect(rows, 0).keys()
 
 
+@pytest.fixture(params=["delta", pytest.param("iceberg", marks=pytest.mark.long)])
+def lake(request, tmp_path):
+    return Lake(tmp_path / "lake", request.param)
+
+
 @pytest.fixture
-def lake(tmp_path):
+def delta_lake(tmp_path):
     return Lake(tmp_path / "lake")
 
 
@@ -149,8 +151,8 @@ def documents(first, last, seqno, **more):
     return [row(n % 64, seqno + n, b"k%d" % n, b'{"n": %d}' % (seqno + n), **more) for n in range(first, last)]
 
 
-def test_the_feed_has_only_the_rows_that_changed(lake):
-    table = TypedTable(lake, PLAIN)
+def test_the_feed_has_only_the_rows_that_changed(delta_lake):
+    lake, table = delta_lake, TypedTable(delta_lake, PLAIN)
     append(lake, 0, documents(0, 640, 0))
     table.merge()
     append(lake, 1, [*documents(0, 3, 1000), row(5, 2000, b"k5", event="deletion"), row(9, 2001, b"new", b"{}")])
@@ -173,8 +175,8 @@ def test_a_rollback_changes_only_the_rows_that_were_lost(lake):
     table.merge()
     append(lake, 2, [rollback(1, 100, 1)])
     table.merge()
-    lost = apply_feed(Counter(), table, 1)
-    assert [line["_key"] for line in lost] == ["k1", "k101", "k1"]
+    lost = apply_changes(Counter(), table, 1)
+    assert sorted(line["_key"] for line in lost) == ["k1", "k1", "k101"]
     after = read(table)
     changed = {key for key in before if before[key] != after[key]}
     assert after.keys() == before.keys()
@@ -187,8 +189,7 @@ def test_other_readers_see_types(lake):
     value = b'{"n": 9007199254740993, "name": "\xc3\xa9", "tags": ["a"], "x": 1}'
     append(lake, 0, [row(1, 1, b"k", value, cas=cas), row(1, 2, b"\xff", b"no json")])
     TypedTable(lake, PLAIN).merge()
-    place = str(lake.path / "tables" / "orders")
-    found = pl.scan_delta(place).sort("_seqno").collect()
+    found = scan_table(lake, "orders").sort("_seqno").collect()
     assert found.schema["n"] == pl.Int64
     assert found.schema["tags"] == pl.List(pl.String)
     columns = ("_key", "_key_bytes", "n", "name", "tags", "_rest")
@@ -197,22 +198,6 @@ def test_other_readers_see_types(lake):
         (None, b"\xff", None, None, None, "no json"),
     ]
     assert found["_changed_at"].to_list() == [datetime(2023, 11, 14, 22, 13, 20, 123404, UTC), None]
-
-
-def test_conditions_of_other_readers_find_the_rows(lake):
-    table = TypedTable(lake, PLAIN)
-    append(lake, 0, documents(0, 64, 0))
-    merge_tables([describe_current(lake), table.describe()])
-    append(lake, 1, documents(0, 4, 1000))
-    merge_tables([describe_current(lake), table.describe()])
-    places = [str(each.path) for each in (table.table, lake.current_table, lake.changelog_table)]
-    typed, current, changelog = (DeltaTable(place).to_pyarrow_dataset() for place in places)
-    assert typed.to_table(filter=(pc.field("n") >= 1000) & pc.field("name").is_null()).num_rows == 4
-    assert current.to_table(filter=(pc.field("key") == "k2") & (pc.field("seqno") == 1002)).num_rows == 1
-    assert changelog.to_table(filter=pc.field("key") == b"k2").num_rows == 2
-    assert duckdb.sql("SELECT n FROM typed WHERE _key = 'k2' AND _seqno > 9").fetchall() == [(1002,)]
-    assert pl.scan_delta(places[0]).filter(pl.col("_key") == "k2").collect()["n"].to_list() == [1002]
-    assert pl.scan_pyarrow_dataset(typed).filter(pl.col("n") == 1002).collect()["_key"].to_list() == ["k2"]
 
 
 def test_a_table_of_another_shape_is_refused(lake):
@@ -242,8 +227,8 @@ def test_a_table_knows_its_own_shape(lake):
     merge_current(lake)
     assert next(table.name for table in list_document_tables(lake)) == "current"
     assert TypedTable.find(lake, "other") is None
-    DeltaTable.create(str(lake.path / "tables" / "foreign"), pa.schema([("n", pa.int64())]))
-    with pytest.raises(UsageError, match="foreign is a Delta table of another program"):
+    lake.make_table(lake.path / "tables" / "foreign", PARTITION, {"delta": {}}).commit(None, ("other", 1), [])
+    with pytest.raises(UsageError, match="foreign is a table of another program"):
         list_typed_tables(lake)
 
 
@@ -265,7 +250,7 @@ def test_keys_become_columns(lake, key, expected):
     table.merge()
     append(lake, 1, [row(1, n, name, b"{}") for n, name in enumerate(keys, 5)])
     table.merge()
-    found = pl.scan_delta(str(table.table.path)).sort("_seqno").collect()
+    found = scan_table(lake, "keys").sort("_seqno").collect()
     assert {name: found[name].to_list() for name in expected} == expected
     assert found["_key_bytes"].to_list() == [b"\xff", None, None, None]
     assert found.columns[0] == next(iter(expected))
@@ -277,9 +262,8 @@ def test_any_field_is_a_column(lake):
     append(lake, 0, [row(1, 1, b"k", value), row(1, 2, b"l", b'{"o": null}'), row(1, 3, b"m", b'{"o": {"x.y": []}}')])
     table = TypedTable(lake, TableShape(name="odd", fields=fields))
     table.merge()
-    found = DeltaTable(str(table.table.path)).to_pyarrow_table().sort_by("_seqno").to_pylist()
-
-    found_names = [field.name for field in DeltaTable(str(table.table.path)).schema().fields][1:6]
+    found = sorted(read_rows(table), key=lambda line: line["_seqno"])
+    found_names = [*found[0]][1:6]
     assert [unquote_column(name) for name in found_names] == fields.names
     assert [found[0][name] for name in found_names[:4]] == [1, 2, 3, 4]
     assert [line["o"] for line in found] == [
@@ -294,7 +278,7 @@ def test_metadata_are_columns_if_they_are_named(lake, metadata):
     append(lake, 0, documents(0, 3, 0))
     table = TypedTable(lake, TableShape(name="orders", fields=FIELDS, metadata=metadata))
     table.merge()
-    found = set(DeltaTable(str(table.table.path)).to_pyarrow_table().column_names) & {f"_{name}" for name in METADATA}
+    found = set(read_rows(table)[0]) & {f"_{name}" for name in METADATA}
     assert found == {f"_{name}" for name in (*metadata, "vbucket", "history", "seqno")}
 
 
@@ -353,12 +337,12 @@ def test_tables_of_a_failed_merge_leave_no_files(lake):
 
 
 @settings(max_examples=scaled(20))
-@given(histories(), st.data())
-def test_tables_that_merge_together_equal_the_bucket(rows, data):
+@given(histories(), FORMATS, st.data())
+def test_tables_that_merge_together_equal_the_bucket(rows, table_format, data):
     rows = name_rows(rows)
     ends = sorted({*data.draw(st.lists(st.integers(0, len(rows)), max_size=6)), 0, len(rows)})
     with TemporaryDirectory() as directory:
-        lake = Lake(directory)
+        lake = Lake(directory, table_format)
         tables = {0: TypedTable(lake, PLAIN), 8: TypedTable(lake, IN_8)}
         targets = [describe_current(lake), *(table.describe() for table in tables.values())]
         for batch, (start, end) in enumerate(pairwise(ends)):
@@ -385,9 +369,10 @@ def test_one_of_two_concurrent_merges_fails(lake):
     assert {line["n"] for line in read(table).values()} == {100, 101, 102}
 
 
-def test_checkpoints_are_written_at_their_interval(lake, monkeypatch):
+def test_checkpoints_are_written_at_their_interval(delta_lake, monkeypatch):
     monkeypatch.setattr(current_table, "VACUUM_EVERY", 5)
-    table = TypedTable(lake, PLAIN)
+    lake, table = delta_lake, TypedTable(delta_lake, PLAIN)
+    assert isinstance(table.table, DeltaLakeTable)
     table.table.configuration = {**table.table.configuration, "delta.checkpointInterval": "4"}
     for batch in range(10):
         append(lake, batch, documents(0, 3, 100 * batch))
@@ -397,9 +382,9 @@ def test_checkpoints_are_written_at_their_interval(lake, monkeypatch):
     assert {line["n"] for line in read(table).values()} == {900, 901, 902}
 
 
-def drive(place, point, where):
+def drive(place, table_format, point, where):
     """Append and merge batches; kill the process at a point of a batch."""
-    lake = Lake(place)
+    lake = Lake(place, table_format)
     checkpoint(lake.checkpoint)
     table = TypedTable(lake, PLAIN)
     for batch in range(where + 1):
@@ -416,7 +401,14 @@ def drive(place, point, where):
 @pytest.mark.process
 @pytest.mark.parametrize("point", ["written", "committed"])
 def test_a_killed_merge_is_completed_by_the_next(lake, point):
-    command = [sys.executable, "-m", "tests.spark.test_typed_tables", str(lake.path), point]
+    command = [
+        sys.executable,
+        "-m",
+        "tests.spark.test_typed_tables",
+        str(lake.path),
+        lake.changelog_table.format,
+        point,
+    ]
     for where in (0, 2):
         done = subprocess.run([*command, str(where)], timeout=PATIENCE, check=False, cwd=Path(__file__).parents[2])
         assert done.returncode == -signal.SIGKILL
@@ -427,4 +419,4 @@ def test_a_killed_merge_is_completed_by_the_next(lake, point):
 
 
 if __name__ == "__main__":
-    drive(sys.argv[1], sys.argv[2], int(sys.argv[3]))
+    drive(sys.argv[1], sys.argv[2], sys.argv[3], int(sys.argv[4]))

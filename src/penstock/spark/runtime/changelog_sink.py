@@ -17,7 +17,7 @@ from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
-from penstock.spark.lake.tables.iceberg_catalog import check_catalog, resolve_catalog
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end
 from penstock.spark.lake.tables.lake_lock import check_lock
 from penstock.spark.storage.object_path import ObjectPath

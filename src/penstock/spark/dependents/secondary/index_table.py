@@ -36,6 +36,7 @@ DEFINITION = "penstock.index"
 # Every merge rewrites files, as in the current table: a short time keeps the log's list of removed files small.
 PROPERTIES = {
     "delta.checkpointInterval": "50",
+    # For deltalake's datasets a column without statistics beside one with them has no values.
     "delta.dataSkippingStatsColumns": "value",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 5 minutes",

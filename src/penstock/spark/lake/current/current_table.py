@@ -223,6 +223,12 @@ class _TableState:
         known = read_merged_version(target.lake, target.table, opened)
         return cls(target, opened, known, target.table.list_files(opened) if opened is not None else [])
 
+    def begin_rewrite(self, stamp: LoadStamp) -> TableRewrite:
+        """Return the rewrite of a merge."""
+        target = self.target
+        columns = target.table.number_columns(target.columns, is_replacement=target.is_replacement)
+        return TableRewrite(target, self.files, stamp, columns)
+
     def find_progress(self, delta: ChangelogDelta, policy: MergePolicy | None) -> MergeProgress | None:
         """Return the progress of the table if no merge is due, otherwise None."""
         # Without a valid table the policy is ignored: readers would have to merge the whole changelog.
@@ -245,7 +251,7 @@ def _rewrite_states(delta: ChangelogDelta, states: Sequence[_TableState]) -> lis
     if not states:
         return []
     stamp = LoadStamp(delta.version, time.time_ns() // 1000)
-    rewritten = rewrite_tables(delta, [TableRewrite(state.target, state.files, stamp) for state in states])
+    rewritten = rewrite_tables(delta, [state.begin_rewrite(stamp) for state in states])
     return [
         PreparedMerge(
             state.target,

@@ -53,7 +53,7 @@ class DocumentTable:
         columns: its columns, without `vbucket_range`.
         to_rows: returns the rows of changes, which are the newest ones of their documents, deletions included.
         lookup: the names of the columns that LOOKUP_COLUMNS has in `current`.
-        position: the names of the columns that POSITION_COLUMNS has in `current`; empty without a change feed.
+        position: the names of the columns that POSITION_COLUMNS has in `current`; empty to replace equal rows too.
         layout: how the columns are stored.
         notes: notes of a new table.
         name: the table's name in progress, status and reports.

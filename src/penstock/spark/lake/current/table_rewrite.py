@@ -1,7 +1,7 @@
 """The files of a merge: those that document tables get from a changelog delta, one vbucket range at a time.
 
-A range of the delta is read once for all tables. In a table with a change feed, rows stay if their change is still the
-newest one. After a rollback these are most rows of the vbucket.
+A range of the delta is read once for all tables. In a table whose rows name their change, rows stay if their change is
+still the newest one. After a rollback these are most rows of the vbucket.
 """
 
 from __future__ import annotations
@@ -130,11 +130,13 @@ class TableRewrite:
         target: the table.
         old_files: its files; a full delta replaces all of them.
         stamp: the merge.
+        columns: its columns as its new files have them.
     """
 
     target: DocumentTable
     old_files: list[DataFile]
     stamp: LoadStamp
+    columns: pa.Schema
 
     def rewrite_range(self, delta: RangeDelta, vbucket_range: int, *, is_full: bool) -> RewrittenFiles:
         """Replace the documents of a range that the delta changes.
@@ -150,9 +152,9 @@ class TableRewrite:
         old = [file for file in self.old_files if file.vbucket_range == vbucket_range]
         # Without files all rows are new, so no feed is needed, and no more than BATCH_ROWS documents are held as rows.
         if self.target.position and self.old_files:
-            return self._rewrite_with_feed(delta, vbucket_range, old, is_full=is_full)
+            return self._rewrite_differing(delta, vbucket_range, old, is_full=is_full)
         target = self.target
-        with self._open_writer(target.columns, vbucket_range) as writer, ExitStack() as stack:
+        with self._open_writer(self.columns, vbucket_range) as writer, ExitStack() as stack:
             is_touched = delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections)
             if is_full:
                 removed = old
@@ -165,10 +167,10 @@ class TableRewrite:
                 writer.write(target.to_rows(delta.changes.slice(start, BATCH_ROWS), self.stamp))
             return RewrittenFiles(writer.close(), removed, [], len(delta.rolled_back))
 
-    def _rewrite_with_feed(
+    def _rewrite_differing(
         self, delta: RangeDelta, vbucket_range: int, old: Sequence[DataFile], *, is_full: bool
     ) -> RewrittenFiles:
-        """Replace the rows that differ, and write them to the change feed. Rows of the same change stay.
+        """Replace the rows that differ, and write them to the change feed if there is one. Others stay as they are.
 
         Returns:
             The files of the range.
@@ -184,7 +186,11 @@ class TableRewrite:
                 fresh = fresh.filter(pa.array(~np.isin(positions, np.concatenate(settled))))
             if not fresh.num_rows and all(each.kept.all() for each in found):
                 return RewrittenFiles([], [], [], len(delta.rolled_back))
-            writer = stack.enter_context(self._open_writer(target.columns, vbucket_range))
+            writer = stack.enter_context(self._open_writer(self.columns, vbucket_range))
+            if not target.table.has_change_files:  # readers compare the rows of replaced and new files
+                removed = [each.file for each in found if each.copy_kept(target, writer)]
+                writer.write(fresh)
+                return RewrittenFiles(writer.close(), removed, [], len(delta.rolled_back))
             # Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
             feed = stack.enter_context(
                 self._open_writer(pa.schema([*FEED, *target.columns]), vbucket_range, CHANGE_DIRECTORY)

@@ -1,14 +1,16 @@
-"""Typed tables: one collection of a bucket as a plain Delta table with a column for each field.
+"""Typed tables: one collection of a bucket as a plain table in the lake's format, with a column for each field.
 
 Each row is a document that exists, or a deleted document if the table marks deletions. The rows are a function of the
 changelog and of the shape. Only `_loaded_at` and `_batch` say when a merge wrote the row. They are the watermark of
 jobs that read new rows, so a row that a rollback brings back has new values there.
 
-A change feed (`delta.enableChangeDataFeed`) has only the rows that differ.
+A merge keeps rows that do not differ. So the change feed of Delta (`delta.enableChangeDataFeed`), and the comparison of
+two snapshots of Iceberg, have only the rows that differ.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 from functools import lru_cache
 from typing import NoReturn
@@ -16,7 +18,6 @@ from typing import NoReturn
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
@@ -25,10 +26,10 @@ from penstock.spark.lake.current.current_table import MergeProgress, merge_table
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.shape_changes import list_shape_changes
-from penstock.spark.lake.tables.data_files import RANGE_COLUMN, ParquetLayout, match_types
-from penstock.spark.lake.tables.delta_store import open_delta_log
-from penstock.spark.lake.tables.delta_table import DeltaLakeTable
+from penstock.spark.lake.tables.data_files import ParquetLayout, add_range_column, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
+from penstock.spark.lake.tables.iceberg.iceberg_files import EXPIRY
+from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.tables.misfits import NOTE, REST, RestCounter, RestReport
@@ -37,6 +38,7 @@ __all__ = [
     "DIRECTORY",
     "KIND",
     "TypedTable",
+    "forget_typed_tables",
     "list_document_tables",
     "list_typed_tables",
     "refuse_other_shape",
@@ -47,17 +49,19 @@ DIRECTORY = "tables"
 KIND = "table"
 """The kind of typed tables in progress, status and metrics."""
 SHAPE = "penstock.shape"
-"""The metadata key of the last column for the shape."""
+"""The note of the table for the shape."""
 PROPERTIES = {
-    "delta.enableChangeDataFeed": "true",
-    "delta.checkpointInterval": "50",
-    "delta.dataSkippingStatsColumns": "_vbucket,_history,_seqno",
-    "delta.logRetentionDuration": "interval 2 days",
-    "delta.deletedFileRetentionDuration": "interval 1 days",
+    "delta": {
+        "delta.enableChangeDataFeed": "true",
+        "delta.checkpointInterval": "50",
+        "delta.logRetentionDuration": "interval 2 days",
+        "delta.deletedFileRetentionDuration": "interval 1 days",
+    },
+    "iceberg": {EXPIRY: str(24 * 3600 * 1000)},
 }
 """A job that reads the table, its past or its change feed once a day finds all files."""
 SAMPLE = "penstock.sample"
-"""The metadata key of the last column for the number of documents from which the fields were inferred."""
+"""The note of the table for the number of documents from which the fields were inferred."""
 SHOWN_CHANGES = 5
 """Differences between two declarations that an error names."""
 EXAMINED_ROWS = 10_000
@@ -74,16 +78,15 @@ class TypedTable:
         sample: number of documents from which the fields were inferred; None for declared fields.
 
     Attributes:
-        table: the Delta table.
+        table: the table in the lake's format.
     """
 
     def __init__(self, lake: LakeDirectory, shape: AnyShape, sample: int | None = None) -> None:
         self.lake = lake
         self.shape = shape
         self.sample = sample
-        schema = shape.columns.append(pa.field(RANGE_COLUMN, pa.int32()))
         # The note with the shape decides whether the columns are the expected ones.
-        self.table = DeltaLakeTable(lake.path / DIRECTORY / shape.name, schema, PROPERTIES, checks_columns=False)
+        self.table = _make_table(lake, shape.name, shape.columns)
 
     @classmethod
     def find(cls, lake: LakeDirectory, name: str) -> TypedTable | None:
@@ -91,21 +94,21 @@ class TypedTable:
         notes = _read_notes(lake, name)
         if notes is None:
             return None
-        sample = notes.get(SAMPLE)
-        return cls(lake, parse_shape(name, notes[SHAPE]), None if sample is None else int(sample))
+        shape, sample = notes
+        return cls(lake, parse_shape(name, shape), None if sample is None else int(sample))
 
     @property
     def name(self) -> str:
         """The table's name."""
         return self.shape.name
 
-    def open(self) -> DeltaTable | None:
+    def open(self) -> TableVersion | None:
         """Return the newest version of the table, None before its first commit.
 
         Raises UsageError if the table has another shape.
 
         Returns:
-            The table as deltalake opens it.
+            The version.
         """
         found = TypedTable.find(self.lake, self.name)
         if found is not None and found.shape.to_json() != self.shape.to_json():
@@ -144,7 +147,7 @@ class TypedTable:
                 found = _count_valid(read.metadata.row_group(group), REST)
                 rows += found
                 if found and examined < most:
-                    values = match_types(read.read_row_group(group, columns=names), self.table.schema)
+                    values = match_types(read.read_row_group(group, columns=names), self.shape.columns)
                     chosen = values.filter(pc.is_valid(values[REST])).slice(0, most - examined)
                     counter.add(chosen)
                     examined += chosen.num_rows
@@ -222,28 +225,47 @@ def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:
     return sum(group.num_rows - each.statistics.null_count for each in columns if each.path_in_schema == name)
 
 
-def _read_notes(lake: LakeDirectory, name: str) -> dict[str, str] | None:
-    """Return the notes of a lake's typed table, with its shape as JSON; None without a first commit.
+def _make_table(lake: LakeDirectory, name: str, columns: pa.Schema) -> AnyTable:
+    return lake.make_table(lake.path / DIRECTORY / name, add_range_column(columns), PROPERTIES)
+
+
+def _read_notes(lake: LakeDirectory, name: str) -> tuple[str, str | None] | None:
+    """Return the notes of a lake's typed table: its shape as JSON, and its sample. None without a first commit.
 
     Raises:
         UsageError: another program made the table.
     """
-    path = lake.path / DIRECTORY / name
-    opened = open_delta_log(path)
+    table = _make_table(lake, name, pa.schema([]))
+    opened = table.open()
     if opened is None:
         return None
-    found: dict[str, str] = opened.schema().fields[-1].metadata
-    if SHAPE not in found:
-        raise UsageError(f"{path} is a Delta table of another program; expected a table of a pipeline, or nothing")
-    return found
+    found = table.read_note(opened, SHAPE)
+    if found is None:
+        raise UsageError(f"{table.path} is a table of another program; expected a table of a pipeline, or nothing")
+    return found, table.read_note(opened, SAMPLE)
 
 
 def list_typed_tables(lake: LakeDirectory) -> list[TypedTable]:
     """Return the typed tables that a lake has, declared or not."""
-    directory = lake.path / DIRECTORY
-    names = sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
-    found = (TypedTable.find(lake, name) for name in names)
+    found = (TypedTable.find(lake, name) for name in _list_names(lake))
     return [table for table in found if table is not None]
+
+
+def forget_typed_tables(lake: LakeDirectory, paths: Collection[LakePath]) -> None:
+    """Remove typed tables from the catalog before their files are removed.
+
+    Args:
+        lake: the lake.
+        paths: places of tables, or the place of all of them.
+    """
+    for name in _list_names(lake):
+        if {lake.path / DIRECTORY, lake.path / DIRECTORY / name} & {*paths}:
+            _make_table(lake, name, pa.schema([])).forget()
+
+
+def _list_names(lake: LakeDirectory) -> list[str]:
+    directory = lake.path / DIRECTORY
+    return sorted(path.name for path in directory.iterdir()) if directory.is_dir() else []
 
 
 def list_document_tables(lake: LakeDirectory) -> list[DocumentTable]:

@@ -275,7 +275,8 @@ def _rewrite_files(table: AnyTable, group: Sequence[DataFile], layout: ParquetLa
     """Return new files with the rows of the given files, in their order."""
     schema = table.schema.remove(table.schema.get_field_index(RANGE_COLUMN))
     root, joined = table.write_root, table.name_joined(group)
-    with RangeWriter(root, group[0].vbucket_range, schema, joined, layout=layout) as writer:
+    columns = table.number_columns(schema)
+    with RangeWriter(root, group[0].vbucket_range, columns, joined, layout=layout) as writer:
         for path in table.list_paths(group):
             with open_parquet(path, is_sequential=True) as file:
                 for number in range(file.num_row_groups):

@@ -238,8 +238,8 @@ def erase_table(target: DocumentTable, erased: ErasedDocuments) -> ErasedPart:
         return count_documents(target, file, delta)
 
     def rewrite(table: AnyTable, group: Sequence[DataFile]) -> list[DataFile]:
-        columns = target.columns
-        with RangeWriter(table.path, group[0].vbucket_range, columns, layout=target.layout) as writer:
+        columns, numbered = target.columns, table.number_columns(target.columns)
+        with RangeWriter(table.path, group[0].vbucket_range, numbered, layout=target.layout) as writer:
             for file in group:
                 with open_parquet(table.path / file.path) as old:
                     for number in range(old.num_row_groups):

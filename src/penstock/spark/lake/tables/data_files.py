@@ -10,7 +10,7 @@ import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 RANGE_COLUMN = "vbucket_range"
 """The partition column."""
+FIELD_ID = b"PARQUET:field_id"
+"""The key of a field's metadata for the id that Iceberg's readers find it by."""
 _OWN_NAME = re.compile(r"/([0-9a-f]{12})[0-9a-f]{20}(?:-(\d+)-(\d+))?\.parquet$")
 """The end of the path of a file that a RangeWriter has written: time, random digits, version and time if joined."""
 
@@ -94,20 +96,42 @@ def parse_joined_name(path: str) -> tuple[int, int] | None:
     return None if found is None or found[2] is None else (int(found[2]), int(found[3]))
 
 
-def number_fields(schema: pa.Schema) -> pa.Schema:
+def number_fields(schema: pa.Schema, known: Mapping[str, int] | None = None) -> pa.Schema:
     """Return a schema with the field ids of Parquet, in the order in which Iceberg numbers the columns of a new table.
 
-    The columns are numbered first, then the keys and values of maps.
+    The fields of a struct, and the columns, are numbered before the fields within them.
+
+    Args:
+        schema: the schema. If its columns have ids, they keep them.
+        known: the ids of fields by their path in Iceberg's form, such as `lines.element.sku`; None for a new table.
     """
-    numbers = count(len(schema) + 1)
+    if any(FIELD_ID in (field.metadata or {}) for field in schema):
+        return schema
+    ids = {} if known is None else known
+    numbers = count(1)
 
-    def number(field: pa.Field, at: int) -> pa.Field:
-        kind = field.type
-        if pa.types.is_map(kind):
-            kind = pa.map_(number(kind.key_field, next(numbers)), number(kind.item_field, next(numbers)))
-        return field.with_type(kind).with_metadata({"PARQUET:field_id": str(at)})
+    def number_all(fields: Sequence[pa.Field], places: Sequence[str]) -> list[pa.Field]:
+        own = [ids[place] if known is not None else next(numbers) for place in places]
+        return [
+            field.with_type(number_type(field.type, place)).with_metadata({FIELD_ID: str(at)})
+            for field, place, at in zip(fields, places, own, strict=True)
+        ]
 
-    return pa.schema([number(field, at) for at, field in enumerate(schema, 1)])
+    def number_type(of: pa.DataType, place: str) -> pa.DataType:
+        if pa.types.is_struct(of):
+            return pa.struct(number_all(list(of), [f"{place}.{each.name}" for each in of]))
+        if pa.types.is_list(of):
+            return pa.list_(*number_all([of.value_field], [f"{place}.element"]))
+        if pa.types.is_map(of):
+            return pa.map_(*number_all([of.key_field, of.item_field], [f"{place}.key", f"{place}.value"]))
+        return of
+
+    return pa.schema(number_all(list(schema), schema.names))
+
+
+def add_range_column(schema: pa.Schema) -> pa.Schema:
+    """Return a schema with the partition column as its last one."""
+    return schema if RANGE_COLUMN in schema.names else schema.append(pa.field(RANGE_COLUMN, pa.int32()))
 
 
 def make_range_stats(footer: pq.FileMetaData, statistics: Collection[str] = STATISTICS) -> tuple[str, Bounds]:
@@ -236,7 +260,7 @@ class RangeWriter:
     Args:
         root: the directory of the table.
         vbucket_range: the range of all rows.
-        schema: the schema of the rows, without `vbucket_range`.
+        schema: the schema of the rows; `vbucket_range` is added where it is missing.
         joined: the end of the files' names, for rows of other files.
         written: the time in the files' names, in milliseconds since the epoch; None for that of each file.
         layout: how the columns are stored.
@@ -261,7 +285,7 @@ class RangeWriter:
         self._joined = joined
         self._written_at = written
         self._layout = layout
-        self._schema = number_fields(schema.append(pa.field(RANGE_COLUMN, pa.int32())))
+        self._schema = number_fields(add_range_column(schema))
         self._pending: list[pa.Table] = []
         self._pending_rows = 0
         self._files: list[DataFile] = []

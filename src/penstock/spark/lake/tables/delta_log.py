@@ -90,16 +90,6 @@ def _parse_add_action(add: dict[str, Any]) -> DataFile:
     )
 
 
-def format_stats(file: DataFile) -> str:
-    """Return the statistics of a file of documents or changes for a commit, without least and greatest values.
-
-    deltalake makes a dataset of the table for pyarrow, DuckDB and Polars. Once a file has bounds of one column,
-    deltalake compares the columns without bounds with null there. Then a condition on these columns finds no row.
-    """
-    stats = json.loads(file.stats) if file.stats else {}
-    return json.dumps({name: value for name, value in stats.items() if name not in ("minValues", "maxValues")})
-
-
 def format_feed_commit(
     base: int, transaction: tuple[str, int], files: Mapping[str, Sequence[DataFile]], now: int
 ) -> str:
@@ -126,7 +116,7 @@ def format_feed_commit(
         for file in some:
             action = {"path": file.path, "partitionValues": {RANGE_COLUMN: str(file.vbucket_range)}, "size": file.size}
             if kind == "add":
-                action |= {"modificationTime": file.modified or now, "dataChange": True, "stats": format_stats(file)}
+                action |= {"modificationTime": file.modified or now, "dataChange": True, "stats": file.stats}
             elif kind == "remove":
                 action |= {"deletionTimestamp": now, "dataChange": True, "extendedFileMetadata": True}
             else:

@@ -34,7 +34,6 @@ from penstock.spark.lake.tables.delta_log import (
     CHANGE_DIRECTORY,
     LogCommit,
     format_feed_commit,
-    format_stats,
     list_unchecked_commits,
     parse_commit,
 )
@@ -73,6 +72,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
     """
 
     format = "delta"
+    has_change_files = True
 
     def __init__(
         self, path: LakePath, schema: pa.Schema, configuration: Mapping[str, str], *, checks_columns: bool = True
@@ -197,7 +197,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 self._make_partition_values(file),
                 file.modified or now,
                 rows_change,
-                format_stats(file) if self.partition_by else file.stats,  # an index is read by its bounds
+                file.stats,
             )
             for file in added
         ]

@@ -10,14 +10,17 @@ import json
 import os
 import re
 import time
+from collections.abc import Mapping
 from pathlib import Path
+
+import pyarrow as pa
 
 from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused, UsageError
 from penstock.names import escape_text
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
-from penstock.spark.lake.tables.iceberg_catalog import MARKER, IcebergCatalog
-from penstock.spark.lake.tables.iceberg_table import IcebergTable
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, IcebergCatalog
+from penstock.spark.lake.tables.iceberg.iceberg_table import IcebergTable
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.plain_manifests import find_newest_batch
 from penstock.spark.lake.tables.plain_table import PlainTable
@@ -27,18 +30,14 @@ from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
 # Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
 # both short. If a version is not merged into `current` before its log entry expires, the whole changelog is merged.
 # The log remembers a removed file for longer than vacuum keeps it, because vacuum removes only remembered files.
-# For deltalake's datasets a column whose statistics are missing has no values, and a condition on it finds no row. So
-# each table names the columns that have statistics.
 CHANGELOG_PROPERTIES = {
     "delta.checkpointInterval": "50",
-    "delta.dataSkippingStatsColumns": "key,vbucket,seqno,history",
     "delta.logRetentionDuration": "interval 6 hours",
     "delta.deletedFileRetentionDuration": "interval 2 hours",
 }
 # Every merge rewrites files. A short time keeps the list of removed files in the log small.
 CURRENT_PROPERTIES = {
     "delta.checkpointInterval": "50",
-    "delta.dataSkippingStatsColumns": "vbucket,seqno,history",
     "delta.logRetentionDuration": "interval 1 hours",
     "delta.deletedFileRetentionDuration": "interval 5 minutes",
 }
@@ -99,6 +98,7 @@ class LakeDirectory:
         self.catalog = catalog
         self._detected_at = 0.0
         self._tables: tuple[AnyTable, AnyTable] | None = None
+        self._iceberg: IcebergCatalog | None = None
 
     @property
     def changelog_table(self) -> AnyTable:
@@ -114,21 +114,38 @@ class LakeDirectory:
         """Return the tables. Another process may create them, in any format, while this object lives."""
         found = self._given_format or self._detect_format()
         if self._tables is None or self._tables[0].format != found:
-            if found == "iceberg" and isinstance(self.path, Path):
-                catalog = IcebergCatalog(self.path, self.catalog)
-                self._tables = (
-                    IcebergTable(self.path / "changelog", CHANGELOG_SCHEMA, catalog),
-                    IcebergTable(self.path / "current", CURRENT_SCHEMA, catalog),
-                )
-                return self._tables
-            changelog, current = self.path / "changelog", self.path / "current"
+            changelog = self.path / "changelog"
             self._tables = (
                 PlainTable(changelog, CHANGELOG_SCHEMA)
                 if found == "parquet"
-                else DeltaLakeTable(changelog, CHANGELOG_SCHEMA, CHANGELOG_PROPERTIES),
-                DeltaLakeTable(current, CURRENT_SCHEMA, CURRENT_PROPERTIES),
+                else self._make_table(found, changelog, CHANGELOG_SCHEMA, {"delta": CHANGELOG_PROPERTIES}),
+                self._make_table(found, self.path / "current", CURRENT_SCHEMA, {"delta": CURRENT_PROPERTIES}),
             )
         return self._tables
+
+    def make_table(self, path: LakePath, schema: pa.Schema, properties: Mapping[str, Mapping[str, str]]) -> AnyTable:
+        """Return a further table in the format of the lake; Delta in a lake of plain Parquet files.
+
+        Args:
+            path: the place of the table in the lake.
+            schema: the columns, `vbucket_range` last. A table with other columns is not refused.
+            properties: properties of a new table, by format.
+        """
+        return self._make_table(self.changelog_table.format, path, schema, properties, checks_columns=False)
+
+    def _make_table(
+        self,
+        table_format: str,
+        path: LakePath,
+        schema: pa.Schema,
+        properties: Mapping[str, Mapping[str, str]],
+        *,
+        checks_columns: bool = True,
+    ) -> AnyTable:
+        if table_format != "iceberg" or not isinstance(path, Path):
+            return DeltaLakeTable(path, schema, properties["delta"], checks_columns=checks_columns)
+        self._iceberg = self._iceberg or IcebergCatalog(self.path, self.catalog)
+        return IcebergTable(path, schema, self._iceberg, properties.get("iceberg"), checks_columns=checks_columns)
 
     def _detect_format(self) -> str:
         """Return the format of the tables in the lake, Delta if there are none."""

@@ -47,10 +47,12 @@ class LakeTable(ABC, Generic[V]):
     Attributes:
         format: the name of the format.
         has_versions: whether the table knows the rows of each commit, and can replace files.
+        has_change_files: whether a commit may have files with the rows that differ, for readers of changes.
     """
 
     format: ClassVar[str]
     has_versions: ClassVar[bool] = True
+    has_change_files: ClassVar[bool] = False
 
     path: LakePath
 
@@ -78,6 +80,15 @@ class LakeTable(ABC, Generic[V]):
     def read_note(self, opened: V, name: str) -> str | None:
         """Return a note that the table got when it was created."""
 
+    def number_columns(self, columns: pa.Schema, *, is_replacement: bool = False) -> pa.Schema:
+        """Return the columns of new files, with ids if readers of the format find columns by them.
+
+        Args:
+            columns: the columns.
+            is_replacement: whether the commit of the files gives the table these columns.
+        """
+        return columns
+
     @abstractmethod
     def commit(
         self,
@@ -103,7 +114,7 @@ class LakeTable(ABC, Generic[V]):
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files.
             changed: files of the change feed, with the rows that differ; none to derive them from the other files.
-            is_replacement: whether the added files replace all others, and `schema` the columns. Only for Delta.
+            is_replacement: whether the added files replace all others, and `schema` the columns.
         """
 
     @abstractmethod

@@ -38,7 +38,7 @@ from penstock.spark.dependents.registry import DependentKind, list_kinds, list_t
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
 from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory, check_lake_path
-from penstock.spark.lake.tables.iceberg_catalog import check_catalog, name_namespace, resolve_catalog
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import check_catalog, name_namespace, resolve_catalog
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics, Trigger
 from penstock.spark.pipeline.transform.transform import Transform, check_transform_name

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.lake.current.typed_table import DIRECTORY
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.iceberg_catalog import MARKER, OWN_CATALOG
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, OWN_CATALOG
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME
 from penstock.spark.storage.object_path import LakePath
 

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from penstock.errors import UsageError
 from penstock.spark.dependents.registry import list_kinds
+from penstock.spark.lake.current.typed_table import forget_typed_tables
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.state import run_state as control
@@ -132,12 +133,13 @@ def remove_tables(removal: Removal, patience: float = 0.0) -> None:
         patience: seconds to wait for the lake's lock.
     """
     with hold_lock(removal.lake.path, patience):
-        if isinstance(removal.lake.path, ObjectPath):
-            _remove_objects(removal)
-            return
         for table in (removal.lake.changelog_table, removal.lake.current_table):
             if table.path in removal.paths:
                 table.forget()
+        forget_typed_tables(removal.lake, removal.paths)
+        if isinstance(removal.lake.path, ObjectPath):
+            _remove_objects(removal)
+            return
         # All paths are renamed before any is deleted, so that no run finds a table with missing files.
         moved = []
         for number, path in enumerate(removal.paths):

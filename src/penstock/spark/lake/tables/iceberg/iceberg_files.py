@@ -6,7 +6,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -18,12 +17,15 @@ from penstock.spark.lake.tables.data_files import (
     parse_joined_name,
     parse_write_time,
 )
-from penstock.spark.lake.tables.iceberg_catalog import locate
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import locate
+from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     from pyiceberg import manifest
     from pyiceberg.table import Table
 
+EXPIRY = "history.expire.max-snapshot-age-ms"
+"""Iceberg's property of a table for the time that its snapshots are kept."""
 PROPERTIES = {
     "format-version": "2",
     # PyIceberg would repeat a commit without the checks of Penstock.
@@ -33,7 +35,7 @@ PROPERTIES = {
 }
 
 
-def describe_table(schema: pa.Schema, notes: Mapping[str, str]) -> dict[str, Any]:
+def describe_table(schema: pa.Schema, properties: Mapping[str, str]) -> dict[str, Any]:
     """Return schema, partitions and properties of a new table."""
     from pyiceberg.io.pyarrow import pyarrow_to_schema
     from pyiceberg.partitioning import PartitionField, PartitionSpec
@@ -42,11 +44,18 @@ def describe_table(schema: pa.Schema, notes: Mapping[str, str]) -> dict[str, Any
     columns = pyarrow_to_schema(number_fields(schema))
     source = columns.find_field(RANGE_COLUMN).field_id
     part = PartitionField(source_id=source, field_id=1000, transform=IdentityTransform(), name=RANGE_COLUMN)
-    return {"schema": columns, "partition_spec": PartitionSpec(part), "properties": PROPERTIES | dict(notes)}
+    return {"schema": columns, "partition_spec": PartitionSpec(part), "properties": PROPERTIES | dict(properties)}
 
 
-def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.DataFile:
-    """Return the entry of an own file of the table at `root`, with its statistics."""
+def describe_file(root: LakePath, numbers: Mapping[str, int], schema: pa.Schema, file: DataFile) -> manifest.DataFile:
+    """Return the entry of an own file of a table, with its statistics.
+
+    Args:
+        root: the place of the table.
+        numbers: the ids of its columns.
+        schema: its columns.
+        file: the file.
+    """
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile as Entry
     from pyiceberg.manifest import DataFileContent, FileFormat
@@ -54,7 +63,6 @@ def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.Dat
     from pyiceberg.types import IntegerType, LongType
 
     nulls = json.loads(file.stats)["nullCount"]
-    numbers = {name: number for number, name in enumerate(schema.names, 1)}
 
     def convert(name: str, value: int) -> tuple[int, bytes]:
         kind = LongType() if schema.field(name).type == pa.int64() else IntegerType()
@@ -75,7 +83,7 @@ def describe_file(root: Path, schema: pa.Schema, file: DataFile) -> manifest.Dat
     )
 
 
-def parse_entry(root: Path, schema: pa.Schema, entry: manifest.ManifestEntry) -> DataFile:
+def parse_entry(root: LakePath, schema: pa.Schema, entry: manifest.ManifestEntry) -> DataFile:
     """Return a file of the table at `root` from its entry; its time is that of its name."""
     found = entry.data_file
     path = found.file_path.removeprefix(f"{locate(root)}/")

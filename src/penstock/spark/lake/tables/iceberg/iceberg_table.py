@@ -25,18 +25,21 @@ from penstock.errors import LakeRefused, UsageError
 from penstock.spark.lake.tables.data_files import (
     RANGE_COLUMN,
     DataFile,
+    add_range_column,
     parse_joined_name,
     remove_files,
 )
-from penstock.spark.lake.tables.iceberg_catalog import IcebergCatalog, is_catalog_failure, locate
-from penstock.spark.lake.tables.iceberg_files import (
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import IcebergCatalog, is_catalog_failure, locate
+from penstock.spark.lake.tables.iceberg.iceberg_files import (
+    EXPIRY,
     describe_file,
     describe_table,
     expire_snapshots,
     list_used_files,
     parse_entry,
 )
-from penstock.spark.lake.tables.iceberg_snapshots import (
+from penstock.spark.lake.tables.iceberg.iceberg_schema import change_columns, number_columns, number_paths
+from penstock.spark.lake.tables.iceberg.iceberg_snapshots import (
     TRANSACTIONS,
     find_foreign_change,
     find_undone,
@@ -56,7 +59,7 @@ if TYPE_CHECKING:
 TRIES = 20
 """Number of times that a commit is repeated on newer versions of the table."""
 KEEP_MINUTES = 10
-"""Minutes for which snapshots are kept at least, so that readers can end."""
+"""Minutes for which snapshots are kept without a property of the table, so that readers can end."""
 MAX_EXPIRED = 100
 """Older snapshots that may remain: each commit writes the list of all snapshots."""
 
@@ -85,14 +88,26 @@ class IcebergTable(LakeTable[IcebergVersion]):
         path: the directory of the table.
         schema: the columns, `vbucket_range` last.
         catalog: the catalog of the lake.
+        configuration: properties of a new table.
+        checks_columns: whether a table with other columns is refused.
     """
 
     format = "iceberg"
     path: Path
 
-    def __init__(self, path: Path, schema: pa.Schema, catalog: IcebergCatalog) -> None:
+    def __init__(
+        self,
+        path: Path,
+        schema: pa.Schema,
+        catalog: IcebergCatalog,
+        configuration: Mapping[str, str] | None = None,
+        *,
+        checks_columns: bool = True,
+    ) -> None:
         super().__init__(path, schema)
         self._catalog = catalog
+        self._configuration = configuration or {}
+        self._checks_columns = checks_columns
         self._seen: tuple[bytes | None, int] | None = None
         self._manifests: dict[str, list[tuple[DataFile, manifest.DataFile, int]]] = {}
 
@@ -126,7 +141,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
         if table is None or snapshot is None:
             return None
         found = [each.name for each in table.schema().fields]
-        if found != self.schema.names:
+        if self._checks_columns and found != self.schema.names:
             raise UsageError(
                 f"{self.path} is an Iceberg table with columns {', '.join(found)}; expected Penstock's {self.path.name}"
             )
@@ -141,6 +156,21 @@ class IcebergTable(LakeTable[IcebergVersion]):
     def read_note(self, opened: IcebergVersion, name: str) -> str | None:
         """Return a note from the table's properties."""
         return opened.metadata.properties.get(name)
+
+    def number_columns(self, columns: pa.Schema, *, is_replacement: bool = False) -> pa.Schema:
+        """Return columns with the ids that a commit of their files gives them.
+
+        Args:
+            columns: the columns, `vbucket_range` or not.
+            is_replacement: whether the commit gives the table these columns.
+        """
+        opened = self.open()
+        if opened is None:
+            return columns
+        change = opened.table.transaction()
+        if is_replacement:
+            change_columns(change, add_range_column(columns))
+        return number_columns(change.table_metadata.schema(), add_range_column(columns))
 
     def commit(
         self,
@@ -166,7 +196,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
             notes: notes for a new table.
             rows_change: False if the same rows only move to other files, which have the names of joined files.
             changed: not used; only Delta has files of changes.
-            is_replacement: not supported by this format.
+            is_replacement: whether the added files replace all others, and `schema` the columns.
 
         Raises:
             CommitFailed: another commit with the same application id came first, removed the same files, or changed
@@ -184,7 +214,8 @@ class IcebergTable(LakeTable[IcebergVersion]):
             if start is not None:
                 raise CommitFailed(f"{self.path} did not take a commit: {start}")
             try:
-                self._commit_once(newest, transaction, added, removed, notes or {})
+                gone = self.list_files(newest) if is_replacement and newest is not None else removed
+                self._commit_once(newest, transaction, added, gone, notes or {}, is_replacement=is_replacement)
             except (CommitFailedException, TableAlreadyExistsError, ValidationException) as error:
                 problem = error
                 continue
@@ -194,7 +225,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
                 problem = error  # the commit may have landed: then the next try finds its transaction
                 continue
             if (landed := self.open()) is not None:
-                expire_snapshots(landed.table, timedelta(minutes=KEEP_MINUTES), MAX_EXPIRED)
+                expire_snapshots(landed.table, _find_expiry(landed), MAX_EXPIRED)
             return
         raise CommitFailed(f"{self.path} did not take a commit: {problem}") from problem
 
@@ -224,20 +255,26 @@ class IcebergTable(LakeTable[IcebergVersion]):
         added: Iterable[DataFile],
         removed: Iterable[DataFile],
         notes: Mapping[str, str],
+        *,
+        is_replacement: bool,
     ) -> None:
         known = {} if newest is None else read_transactions(newest.metadata, newest.snapshot)
         properties = {TRANSACTIONS: json.dumps(known | {transaction[0]: transaction[1]})}
         change = (
-            self._catalog.begin_table(self.path, **describe_table(self.schema, notes))
+            self._catalog.begin_table(self.path, **describe_table(self.schema, {**self._configuration, **notes}))
             if newest is None
             else newest.table.transaction()
         )
+        if newest is not None and is_replacement:
+            change_columns(change, self.schema)
+            change.set_properties(dict(notes))
         update = change.update_snapshot(snapshot_properties=properties)
         replaced = {file.path for file in removed}
         # Appending joins manifests once there are many of them.
         producer = update.overwrite() if replaced else update.merge_append()
+        numbers = number_paths(change.table_metadata.schema())
         for file in added:
-            producer.append_data_file(describe_file(self.path, self.schema, file))
+            producer.append_data_file(describe_file(self.path, numbers, self.schema, file))
         if newest is not None and replaced:
             for file, entry, _ in self._read_entries(newest.table, newest.snapshot):
                 if file.path in replaced:
@@ -364,14 +401,14 @@ class IcebergTable(LakeTable[IcebergVersion]):
         """Expire older snapshots, and remove the files that no remaining snapshot names.
 
         Args:
-            keep_hours: hours that snapshots, and files that were never committed, stay; None for KEEP_MINUTES.
+            keep_hours: hours that snapshots, and files that were never committed, stay; None for the table's own time.
             only_replaced: True to do nothing: PyIceberg does not know which files were replaced and when.
         """
         if only_replaced:
             return
-        keep = timedelta(minutes=KEEP_MINUTES) if keep_hours is None else timedelta(hours=keep_hours)
         if (opened := self.open()) is None:
             return
+        keep = _find_expiry(opened) if keep_hours is None else timedelta(hours=keep_hours)
         expire_snapshots(opened.table, keep, 1)
         used = set(list_used_files(opened.table.refresh()))
         limit = time.time() - keep.total_seconds()
@@ -380,3 +417,9 @@ class IcebergTable(LakeTable[IcebergVersion]):
                 with suppress(FileNotFoundError):
                     if path.is_file() and locate(path) not in used and path.stat().st_mtime <= limit:
                         os.unlink(path)
+
+
+def _find_expiry(opened: IcebergVersion) -> timedelta:
+    """Return how long snapshots are kept: for the time in Iceberg's own property, or for KEEP_MINUTES."""
+    text = opened.metadata.properties.get(EXPIRY)
+    return timedelta(minutes=KEEP_MINUTES) if text is None else timedelta(milliseconds=int(text))

@@ -79,7 +79,7 @@ def resolve_catalog(uri: str, base: Path) -> str:
     return f"{_SQLITE}{os.path.normpath(base / Path(uri.removeprefix(_SQLITE)).expanduser())}"
 
 
-def read_catalog_uri(lake: Path) -> str | None:
+def read_catalog_uri(lake: LakePath) -> str | None:
     """Return the URI of the catalog that holds the tables of a lake, None if the lake has no Iceberg tables.
 
     Raises:
@@ -103,14 +103,14 @@ class IcebergCatalog:
         given: the URI that the pipeline names, None for the catalog that the lake has.
     """
 
-    lake: Path
+    lake: LakePath
     given: str | None = None
     _loaded: Catalog | None = field(default=None, repr=False)
 
-    def __getstate__(self) -> tuple[Path, str | None]:
+    def __getstate__(self) -> tuple[LakePath, str | None]:
         return self.lake, self.given
 
-    def __setstate__(self, state: tuple[Path, str | None]) -> None:
+    def __setstate__(self, state: tuple[LakePath, str | None]) -> None:
         self.lake, self.given = state
         self._loaded = None
 
@@ -126,11 +126,11 @@ class IcebergCatalog:
             raise UsageError(f"the tables of {self.lake} are in the catalog {stored}; expected it, not {self.given}")
         return stored or self.given or f"{_SQLITE}{self.lake / OWN_CATALOG}"
 
-    def name_table(self, path: Path) -> tuple[str, str]:
+    def name_table(self, path: LakePath) -> tuple[str, str]:
         """Return namespace and name of a table in the catalog."""
         return name_namespace(self.lake), path.name
 
-    def load_table(self, path: Path) -> Table | None:
+    def load_table(self, path: LakePath) -> Table | None:
         """Return a table with its newest metadata, None if the catalog does not have it.
 
         Args:
@@ -173,7 +173,7 @@ class IcebergCatalog:
         # The file's header has the counter in its last bytes, except in the mode with a write-ahead log (2).
         return header[24:] if len(header) == 28 and header[18] == 1 else None
 
-    def begin_table(self, path: Path, **arguments: Any) -> Any:
+    def begin_table(self, path: LakePath, **arguments: Any) -> Any:
         """Return the transaction that creates a table with its first commit.
 
         Args:
@@ -198,7 +198,7 @@ class IcebergCatalog:
             pass
         return self._ask(catalog.create_table_transaction, name, location=locate(path), **arguments)
 
-    def drop_table(self, path: Path) -> None:
+    def drop_table(self, path: LakePath) -> None:
         """Remove a table from the catalog; its files stay."""
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
@@ -260,6 +260,6 @@ def is_catalog_failure(error: Exception) -> bool:
     return isinstance(error, RESTError | OSError) or type(error).__module__.startswith("sqlalchemy.")
 
 
-def locate(path: Path) -> str:
-    """Return the URI of a table's directory."""
-    return f"file://{path}"
+def locate(path: LakePath) -> str:
+    """Return the URI of a table's place."""
+    return f"file://{path}" if isinstance(path, Path) else str(path)

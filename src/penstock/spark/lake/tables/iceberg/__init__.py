@@ -1,0 +1,1 @@
+"""Iceberg tables of a lake, and the catalog that holds them."""
