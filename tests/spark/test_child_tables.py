@@ -3,6 +3,8 @@
 import json
 import re
 from collections import Counter
+from datetime import UTC, datetime
+from decimal import Decimal
 from itertools import pairwise
 from tempfile import TemporaryDirectory
 
@@ -293,6 +295,35 @@ def test_a_child_that_evolves_leaves_the_parent_as_it_is(lake):
     assert [read_rest(line) for line in read(lake, "orders_lines") if line["_key"] == "k10"] == [{"later": 1}]
 
 
+def test_single_fields_of_elements_have_columns_while_others_are_inferred(lake):
+    columns = {
+        "lines[].price": "DECIMAL(12,2)",
+        "lines[].at.ms": "paid_at TIMESTAMP FROM 'unix_ms'",
+        "total": "sum INT",
+    }
+    given = {"schema": "infer", "children": ("lines",), "columns": columns}
+    for batch, more in enumerate(({}, {"late": True})):
+        line = {"sku": "a", "price": 1.5, "at": {"ms": 1000, "zone": "CET"}} | more
+        append(lake, batch, [store(batch + 1, b"k%d" % batch, total=7, lines=[line, {"price": "free", "paid_at": 1}])])
+        parts = open_parts(lake, **given)
+        merge_tables(describe(parts))
+    lines = sorted(read(lake, "orders_lines"), key=lambda line: (line["_seqno"], line["_position"]))
+    names = ("price", "paid_at", "sku", "at", "late", "_rest")
+    paid = datetime(1970, 1, 1, 0, 0, 1, tzinfo=UTC)
+    assert [tuple(line[name] for name in names) for line in lines] == [
+        (Decimal("1.50"), paid, "a", {"zone": "CET"}, None, None),
+        (None, None, None, None, None, '{"price":"free","paid_at":1}'),
+        (Decimal("1.50"), paid, "a", {"zone": "CET"}, True, None),
+        (None, None, None, None, None, '{"price":"free","paid_at":1}'),
+    ]
+    assert [line["sum"] for line in read(lake, "orders")] == [7, 7]
+    found = parts["orders_lines"].find().report_rest()
+    assert [(e.field, e.found, e.expected) for e in found.misfits] == [
+        ("paid_at", "number", None),
+        ("price", "text", "DECIMAL(12, 2)"),
+    ]
+
+
 def test_a_child_without_elements_samples_only_new_changes(lake, monkeypatch):
     samples = []
     infer = ChildShape.infer
@@ -393,6 +424,14 @@ def test_a_child_is_described_by_its_parent():
         (
             {"children": ["lines"], "key": "{n BIGINT}-{m INT}"},
             "children has 'lines': column 'n' is in schema and in key '{n BIGINT}-{m INT}', expected another name",
+        ),
+        (
+            {"children": ["lines"], "columns": {"o.tags[].x": "INT"}},
+            "columns has a field of 'o.tags[]'; expected 'o.tags'",
+        ),
+        (
+            {"children": ["lines"], "columns": {"lines[].n": "INT"}},
+            "children has 'lines': field 'n' is in columns and in",
         ),
         ({"children": ["o.tags"], "key": "value STRING"}, "children has 'o.tags': column 'value' is in schema and in"),
     ],

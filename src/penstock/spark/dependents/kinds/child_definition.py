@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Self
 
@@ -19,14 +20,17 @@ from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.tables.array_elements import format_path, select_array
+from penstock.spark.tables.column_rules import parse_rule
 from penstock.spark.values.typed_documents import ColumnRule
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ChildDefinition", "check_table_names", "name_child", "parse_children"]
+__all__ = ["ChildDefinition", "DeclaredColumns", "check_table_names", "name_child", "parse_children"]
 
 Path = tuple[str, ...]
+_ELEMENT = re.compile(r"(?P<array>(?:`[^`]*`|[^`\[\]])+)\[\]\.(?P<field>.+)")
+"""A field of the elements of an array."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,12 +53,15 @@ class ChildDefinition(DependentKind):
     evolve: Evolution | None = None
 
     @classmethod
-    def of_table(cls, table: TableShape, path: Path, fields: pa.Schema | None, evolve: Evolution) -> Self:
+    def of_table(
+        cls, table: TableShape, path: Path, rules: tuple[ColumnRule, ...], fields: pa.Schema | None, evolve: Evolution
+    ) -> Self:
         """Return the child of a table.
 
         Args:
             table: the shape of the parent.
             path: the names that lead to the array.
+            rules: the columns of single fields of an element.
             fields: the declared fields of documents; None if they are inferred.
             evolve: whether new fields become columns.
 
@@ -66,7 +73,7 @@ class ChildDefinition(DependentKind):
         """
         name, declared = name_child(table.name, path), NO_FIELDS if fields is None else select_array(fields, path)
         try:
-            shape = ChildShape.of_table(table, name, path, declared)
+            shape = ChildShape.of_table(table, name, path, declared, rules)
         except UsageError as error:
             raise UsageError(f"children has {format_path(path)!r}: {error}") from None
         return cls(name=name, parent=table.name, shape=shape, evolve=evolve if fields is None else None)
@@ -119,12 +126,46 @@ def name_child(table: str, path: Path) -> str:
     return f"{table}_{quote_column(format_path(path))}"
 
 
-def parse_children(texts: Iterable[str], rules: Iterable[ColumnRule], mode: str) -> tuple[Path, ...]:
+@dataclass(frozen=True, slots=True)
+class DeclaredColumns:
+    """The `columns` of a table.
+
+    Attributes:
+        rules: the columns of the table.
+        children: path of an array -> the columns of its child.
+    """
+
+    rules: tuple[ColumnRule, ...]
+    children: Mapping[Path, tuple[ColumnRule, ...]]
+
+    @classmethod
+    def parse(cls, columns: Mapping[str, str]) -> Self:
+        """Return the columns that a file has: of the field `total`, or of the field `lines[].price` of elements.
+
+        Raises UsageError if a field or a column is invalid.
+
+        Args:
+            columns: the field and the column of each.
+        """
+        rules: list[ColumnRule] = []
+        children: dict[Path, tuple[ColumnRule, ...]] = {}
+        for field, text in columns.items():
+            found = _ELEMENT.fullmatch(field)
+            rule = parse_rule(parse_path(found["field"] if found else field), text)
+            if found:
+                array = parse_path(found["array"])
+                children[array] = (*children.get(array, ()), rule)
+            else:
+                rules.append(rule)
+        return cls(tuple(rules), children)
+
+
+def parse_children(texts: Iterable[str], columns: DeclaredColumns, mode: str) -> tuple[Path, ...]:
     """Return the paths of arrays that are child tables.
 
     Args:
         texts: the arrays as a file has them.
-        rules: the columns of single fields.
+        columns: the columns of single fields.
         mode: the mode of the parent.
 
     Raises:
@@ -141,7 +182,10 @@ def parse_children(texts: Iterable[str], rules: Iterable[ColumnRule], mode: str)
             path = parse_path(text)
         except UsageError as error:
             raise UsageError(f"children: {error}") from None
-        for other, place in [*((each, "children") for each in paths), *((rule.path, "columns") for rule in rules)]:
+        for other, place in [
+            *((each, "children") for each in paths),
+            *((rule.path, "columns") for rule in columns.rules),
+        ]:
             shorter = min(len(path), len(other))
             if path[:shorter] == other[:shorter]:
                 raise UsageError(
@@ -149,6 +193,10 @@ def parse_children(texts: Iterable[str], rules: Iterable[ColumnRule], mode: str)
                     " inside another"
                 )
         paths.append(path)
+    for array in columns.children:
+        if array not in paths:
+            name = format_path(array)
+            raise UsageError(f"columns has a field of {name + '[]'!r}; expected {name!r} in children")
     if paths and mode != "current":
         raise UsageError(f"mode is {mode!r}, and children has {format_path(paths[0])!r}; expected mode = 'current'")
     return tuple(paths)

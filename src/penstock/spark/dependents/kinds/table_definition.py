@@ -13,8 +13,12 @@ from penstock.client.feeds.collection_selection import CollectionSelection, qual
 from penstock.errors import UsageError
 from penstock.names import quote_table
 from penstock.spark.dependents.checks import check_declared_name
-from penstock.spark.dependents.json_paths import parse_path
-from penstock.spark.dependents.kinds.child_definition import ChildDefinition, check_table_names, parse_children
+from penstock.spark.dependents.kinds.child_definition import (
+    ChildDefinition,
+    DeclaredColumns,
+    check_table_names,
+    parse_children,
+)
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
@@ -23,7 +27,7 @@ from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.source_options import INFERRED
 from penstock.spark.tables.array_elements import make_array_rule
-from penstock.spark.tables.column_rules import parse_rule, remove_rules
+from penstock.spark.tables.column_rules import remove_rules
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec.constants import Dialect
@@ -45,7 +49,8 @@ class TableDefinition(DependentKind):
         schema: the fields with their types, as DDL; or "infer" to find them in the documents.
         evolve: for inferred fields. "add" makes new fields columns and is the default, "keep" leaves them in `_rest`,
             "fail" ends the run.
-        columns: fields that have a column of their own: `[column] TYPE [FROM 'form']` for each.
+        columns: fields that have a column of their own: `[column] TYPE [FROM 'form']` for each. `lines[].price` is a
+            field of the elements of a child.
         key: the column of the document's key, or a pattern with several columns.
         mode: "current" for one row for each document.
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
@@ -84,8 +89,8 @@ class TableDefinition(DependentKind):
     def make_shape(self) -> TableShape:
         """Return the collection and the declared columns. Raises UsageError if a part is invalid."""
         scope, collection = qualify_name(self.collection)
-        rules = tuple(parse_rule(parse_path(name), text) for name, text in self.columns.items())
-        children = parse_children(self.children, rules, self.mode)
+        columns = DeclaredColumns.parse(self.columns)
+        children = parse_children(self.children, columns, self.mode)
         return TableShape(
             name=self.name,
             fields=remove_rules(self._fields or pa.schema([]), [*map(make_array_rule, children)]),
@@ -94,7 +99,7 @@ class TableDefinition(DependentKind):
             key=KeyPattern.parse(self.key),
             deletes=self.deletes,
             metadata=self.metadata,
-            rules=rules,
+            rules=columns.rules,
             children=children,
         )
 
@@ -106,7 +111,10 @@ class TableDefinition(DependentKind):
     def list_parts(self) -> tuple[DependentKind, ...]:
         """Return the table and its child tables. Raises UsageError if a part is invalid."""
         shape, evolve = self.make_shape(), self.evolve or "add"
-        children = [ChildDefinition.of_table(shape, path, self._fields, evolve) for path in shape.children]
+        rules = DeclaredColumns.parse(self.columns).children
+        children = (
+            ChildDefinition.of_table(shape, path, rules.get(path, ()), self._fields, evolve) for path in shape.children
+        )
         return (self, *(replace(each, source=self.source) for each in children))
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable | InferredTable:

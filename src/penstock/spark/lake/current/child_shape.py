@@ -26,6 +26,7 @@ from penstock.spark.tables.array_elements import (
     select_array,
     wrap_values,
 )
+from penstock.spark.tables.column_rules import remove_rules
 from penstock.spark.tables.inference import collect_values
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
@@ -43,7 +44,8 @@ class ChildShape:
     """The array and the columns of a child table. Raises UsageError if two columns have one name.
 
     Attributes:
-        base: the name, the collection, the key and the metadata, without fields.
+        base: the name, the collection, the key and the metadata. It has the columns of single fields of
+            an element, and no other fields.
         path: the names that lead to the array in a document.
         fields: the array alone, as a schema of documents. Empty as long as the elements have no known type.
     """
@@ -56,7 +58,14 @@ class ChildShape:
         _ = self.elements  # which raises the error
 
     @classmethod
-    def of_table(cls, table: TableShape, name: str, path: tuple[str, ...], fields: pa.Schema = NO_FIELDS) -> Self:
+    def of_table(
+        cls,
+        table: TableShape,
+        name: str,
+        path: tuple[str, ...],
+        fields: pa.Schema = NO_FIELDS,
+        rules: tuple[ColumnRule, ...] = (),
+    ) -> Self:
         """Return the shape of a child of a table.
 
         Args:
@@ -64,8 +73,9 @@ class ChildShape:
             name: the name of the child.
             path: the names that lead to the array.
             fields: the array as a schema of documents; empty if it is inferred.
+            rules: the columns of single fields of an element.
         """
-        base = replace(table, name=name, fields=NO_FIELDS, rules=(), children=(), deletes="remove")
+        base = replace(table, name=name, fields=NO_FIELDS, rules=rules, children=(), deletes="remove")
         return cls(base=base, path=path, fields=fields)
 
     @property
@@ -75,7 +85,7 @@ class ChildShape:
 
     @property
     def rules(self) -> tuple[ColumnRule, ...]:
-        """The columns of single fields. A child has none."""
+        """The columns of single fields of an element."""
         return self.base.rules
 
     @property
@@ -118,7 +128,7 @@ class ChildShape:
 
     @property
     def parsed_fields(self) -> pa.Schema:
-        """The fields that elements are parsed with."""
+        """The fields that elements are parsed with, beside `parsed_rules`."""
         return self.elements.fields
 
     @property
@@ -132,14 +142,15 @@ class ChildShape:
         return self.take_fields(NO_FIELDS if of is None else nest_array(self.path, of))
 
     def take_fields(self, fields: pa.Schema) -> Self:
-        """Return the shape with the array in an inferred schema. Fields named like the column of a key are left out."""
+        """Return the shape with the array in an inferred schema. Fields are left out as in `TableShape.take_fields`."""
         try:
             of = find_element_type(select_array(fields, self.path), self.path)
         except UsageError:
             return replace(self, fields=NO_FIELDS)
         taken = {name.lower() for name in self.base.declared_columns}
         if pa.types.is_struct(of):
-            of = pa.struct([each for each in of if quote_column(each.name).lower() not in taken])
+            fields = remove_rules(pa.schema(list(of)), self.base.rules)
+            of = pa.struct([each for each in fields if quote_column(each.name).lower() not in taken])
             is_empty = not len(of)
         else:
             is_empty = VALUE in taken
