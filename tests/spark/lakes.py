@@ -171,10 +171,8 @@ def read_typed_documents(lake: Lake) -> dict[tuple[int, int, bytes], bytes]:
 
 def read_typed_lines(lake: Lake) -> dict[tuple[int, int, bytes], list[str]]:
     """Return the values of the child table by document, in the order of their positions; fails at a gap."""
-    opened = TypedTable(lake, LINES).table.open()
-    lines = pa.table(opened.to_pyarrow_table()).to_pylist() if opened is not None else []
     found: dict[tuple[int, int, bytes], list[str]] = {}
-    for line in sorted(lines, key=lambda line: line["_position"]):
+    for line in sorted(read_rows(TypedTable(lake, LINES)), key=lambda line: line["_position"]):
         values = found.setdefault((line["_vbucket"], line["_collection_id"], line["_key"].encode()), [])
         assert len(values) == line["_position"]
         values.append(line["value"])

@@ -21,9 +21,10 @@ from penstock.spark.dependents.kinds.child_definition import ChildDefinition, na
 from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 from penstock.spark.lake.current import table_rewrite
-from penstock.spark.lake.current.child_shape import ChildShape, parse_shape
+from penstock.spark.lake.current.child_shape import ChildShape
 from penstock.spark.lake.current.current_table import merge_tables
 from penstock.spark.lake.current.document_table import describe_current
+from penstock.spark.lake.current.misfit_shape import parse_shape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.tables.array_elements import read_elements
 from tests.examples import scaled

@@ -20,7 +20,7 @@ from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.tables import column_rules, misfits
 from penstock.spark.tables.column_rules import parse_rule
-from penstock.spark.tables.misfits import RestCount, RestCounter, RestReport
+from penstock.spark.tables.misfits import MisfitFinder, RestCount, RestCounter, RestReport
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec import native
 from tests.examples import scaled
@@ -35,7 +35,7 @@ ORDERS = TableShape(name="orders", fields=FIELDS, rules=(parse_rule(("t",), "TIM
 def count(*documents):
     """Return the counts of documents with the keys k0, k1 and so on, from rows as a merge writes them."""
     rows = pa.table({"_key": [f"k{n}" for n in range(len(documents))], "value": pa.array(documents, pa.binary())})
-    counter = RestCounter(ORDERS.fields, ORDERS.rules, ORDERS.key_columns)
+    counter = RestCounter(MisfitFinder(ORDERS.fields, ORDERS.rules), ORDERS.key_columns)
     _, rest = column_rules.parse_columns(rows["value"].combine_chunks(), ORDERS.rules, ORDERS.fields)
     counter.add(rows.append_column("_rest", rest).append_column("_key_bytes", pa.nulls(rows.num_rows, pa.binary())))
     return counter.make_report()

@@ -7,7 +7,7 @@ table through rollbacks and erasures, and cost no read of rows.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -18,10 +18,10 @@ from penstock.names import escape_bytes, escape_text
 from penstock.spark.tables.column_rules import add_rules, create_parser
 from penstock.spark.values.column_tree import Reason, join_path
 from penstock.spark.values.json_types import as_struct, format_type
-from penstock.spark.values.typed_documents import OTHER_NAMES, SAMPLE_ROWS, ColumnRule, Misfit
+from penstock.spark.values.typed_documents import OTHER_NAMES, SAMPLE_ROWS, ColumnRule, Misfit, ParsedDocuments
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["NOTE", "REST", "RestCount", "RestCounter", "RestReport", "name_json_type"]
+__all__ = ["NOTE", "REST", "MisfitFinder", "RestCount", "RestCounter", "RestReport", "name_json_type", "name_key"]
 
 REST = "_rest"
 """The column of a typed table with the parts of documents that no other column has."""
@@ -120,6 +120,51 @@ def sort_counts(counts: Iterable[RestCount]) -> tuple[RestCount, ...]:
     return tuple(sorted(found.values(), key=lambda each: (not each.is_conflict, -each.values, each.field, each.reason)))
 
 
+class MisfitFinder:
+    """Finds the parts of documents that columns cannot take.
+
+    Args:
+        fields: the fields of documents, without those of rules.
+        rules: the columns of single fields.
+    """
+
+    def __init__(self, fields: pa.Schema, rules: Sequence[ColumnRule]) -> None:
+        self._parser = create_parser(rules, fields)
+        self._documents = as_struct(add_rules(fields, rules))
+        self._types = _map_paths(self._documents)
+
+    def parse(self, values: pa.BinaryArray) -> ParsedDocuments:
+        """Return the columns and the misfits of documents."""
+        return self._parser.parse(values)
+
+    def count(self, values: pa.BinaryArray, found: Mapping[tuple[str, str], Misfit]) -> Iterator[RestCount]:
+        """Yield a count for each field and reason; its keys are the numbers of the first rows as text.
+
+        Args:
+            values: the documents.
+            found: their misfits.
+        """
+        sampled = {row for misfit in found.values() for row in misfit.rows}
+        types = {row: [*_list_types(values[row].as_py(), self._documents)] for row in sampled}
+        for (path, reason), misfit in found.items():
+            yield RestCount(
+                path if len(path) <= MOST_CHARACTERS else f"{path[: MOST_CHARACTERS - 1]}…",
+                reason,
+                self._name_found(path, reason, [types[row] for row in misfit.rows]),
+                None if reason == UNKNOWN else self._types.get(path),
+                misfit.count,
+                tuple(map(str, misfit.rows)),
+            )
+
+    def _name_found(self, path: str, reason: str, documents: Iterable[Iterable[tuple[str, str]]]) -> str:
+        if not path:
+            return "no object" if reason == Reason.NO_OBJECT.words else "object"
+        types = dict.fromkeys(kind for types in documents for place, kind in types if place == path)
+        fitting = _JSON_NAMES.get((self._types.get(path) or "").partition("<")[0].partition("(")[0], "number")
+        others = [kind for kind in types if kind not in (fitting, "null")]
+        return ", ".join(others if others and reason == Reason.OTHER_TYPE.words else types)
+
+
 class RestCounter:
     """Counts the misfits of the rows that go into one file.
 
@@ -127,15 +172,12 @@ class RestCounter:
     a repeated field.
 
     Args:
-        fields: the fields of documents, without those of rules.
-        rules: the columns of single fields.
+        finder: finds misfits by the columns of the table.
         keys: the columns with the key of a document, as text and as bytes.
     """
 
-    def __init__(self, fields: pa.Schema, rules: Sequence[ColumnRule], keys: tuple[str, str]) -> None:
-        self._parser = create_parser(rules, fields)
-        self._documents = as_struct(add_rules(fields, rules))
-        self._types = _map_paths(self._documents)
+    def __init__(self, finder: MisfitFinder, keys: tuple[str, str]) -> None:
+        self._finder = finder
         self._keys = keys
         self._report = RestReport()
 
@@ -159,34 +201,18 @@ class RestCounter:
 
     def _count(self, rows: pa.Table) -> tuple[RestCount, ...]:
         texts = rows[REST].cast(pa.binary()).combine_chunks()
-        parsed = self._parser.parse(texts)
-        found = {key: misfit for key, misfit in parsed.misfits.items() if misfit.count}
+        parsed = self._finder.parse(texts)
+        found = dict(parsed.misfits)
         fits = pc.and_(pc.fill_null(parsed.objects, False), parsed.rest.is_null())
         if fits.true_count:
             first = pc.indices_nonzero(fits)[:SAMPLE_ROWS].to_pylist()
             found["", Reason.REPEATED.words] = Misfit(fits.true_count, tuple(first))
-        sampled = sorted({row for misfit in found.values() for row in misfit.rows})
-        types = {row: [*_list_types(texts[row].as_py(), self._documents)] for row in sampled}
-        keys = {row: _name_key(*(rows[name][row].as_py() for name in self._keys)) for row in sampled}
+        text, key = (rows[name] for name in self._keys)
+        counts = self._finder.count(texts, found)
         return tuple(
-            RestCount(
-                path if len(path) <= MOST_CHARACTERS else f"{path[: MOST_CHARACTERS - 1]}…",
-                reason,
-                self._name_found(path, reason, [types[row] for row in misfit.rows]),
-                None if reason == UNKNOWN else self._types.get(path),
-                misfit.count,
-                tuple(keys[row] for row in misfit.rows),
-            )
-            for (path, reason), misfit in found.items()
+            replace(each, keys=tuple(name_key(text[int(row)].as_py(), key[int(row)].as_py()) for row in each.keys))
+            for each in counts
         )
-
-    def _name_found(self, path: str, reason: str, documents: Iterable[Iterable[tuple[str, str]]]) -> str:
-        if not path:
-            return "no object" if reason == Reason.NO_OBJECT.words else "object"
-        types = dict.fromkeys(kind for types in documents for place, kind in types if place == path)
-        fitting = _JSON_NAMES.get((self._types.get(path) or "").partition("<")[0].partition("(")[0], "number")
-        others = [kind for kind in types if kind not in (fitting, "null")]
-        return ", ".join(others if others and reason == Reason.OTHER_TYPE.words else types)
 
 
 _JSON_NAMES = {
@@ -227,7 +253,8 @@ def _find_field(of: pa.StructType, name: str) -> pa.DataType | None:
     return None if at < 0 else of.field(at).type
 
 
-def _name_key(text: str | None, key: bytes | None) -> str:
+def name_key(text: str | None, key: bytes | None) -> str:
+    """Return the key of a document, which is text or bytes, with escapes for unprintable characters."""
     return escape_text(text) if text is not None else escape_bytes(key or b"")
 
 

@@ -19,6 +19,7 @@ from penstock.spark.dependents.kinds.child_definition import (
     check_table_names,
     parse_children,
 )
+from penstock.spark.dependents.kinds.misfit_definition import MisfitDefinition
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
@@ -29,6 +30,7 @@ from penstock.spark.source.source_options import INFERRED
 from penstock.spark.tables.array_elements import make_array_rule
 from penstock.spark.tables.column_rules import remove_rules
 from penstock.spark.tables.key_pattern import KeyPattern
+from penstock.spark.tables.misfit_documents import Misfits
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.codec.constants import Dialect
 
@@ -56,6 +58,8 @@ class TableDefinition(DependentKind):
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
         children: arrays that become tables of their own: `lines`, or `address.lines` of an object.
         metadata: names of added columns about each row, without their underscore.
+        misfits: the fate of values that do not fit their column. "rest" keeps them in `_rest`, "dead_letter" keeps
+            their documents in a table beside, and "fail" ends the run.
     """
 
     title = kind = KIND
@@ -73,6 +77,7 @@ class TableDefinition(DependentKind):
     evolve: Evolution | None = None
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     children: tuple[str, ...] = ()
+    misfits: Misfits = "rest"
 
     def __post_init__(self) -> None:
         scope, collection = qualify_name(self.collection)
@@ -87,10 +92,17 @@ class TableDefinition(DependentKind):
         self.list_parts()
 
     def make_shape(self) -> TableShape:
-        """Return the collection and the declared columns. Raises UsageError if a part is invalid."""
+        """Return the collection and the declared columns.
+
+        Raises:
+            UsageError: a part is invalid.
+        """
         scope, collection = qualify_name(self.collection)
         columns = DeclaredColumns.parse(self.columns)
         children = parse_children(self.children, columns, self.mode)
+        if children and self.misfits == "dead_letter":
+            expected = "expected misfits = 'rest' or 'fail'"
+            raise UsageError(f"misfits is {self.misfits!r}, and children has {self.children[0]!r}; {expected}")
         return TableShape(
             name=self.name,
             fields=remove_rules(self._fields or pa.schema([]), [*map(make_array_rule, children)]),
@@ -101,6 +113,7 @@ class TableDefinition(DependentKind):
             metadata=self.metadata,
             rules=columns.rules,
             children=children,
+            misfits=self.misfits,
         )
 
     @property
@@ -109,13 +122,15 @@ class TableDefinition(DependentKind):
         return None if self.schema == INFERRED else from_ddl(self.schema)
 
     def list_parts(self) -> tuple[DependentKind, ...]:
-        """Return the table and its child tables. Raises UsageError if a part is invalid."""
+        """Return the table, its child tables, and the table of its dead letters if it has one."""
         shape, evolve = self.make_shape(), self.evolve or "add"
         rules = DeclaredColumns.parse(self.columns).children
-        children = (
+        parts: list[DependentKind] = [
             ChildDefinition.of_table(shape, path, rules.get(path, ()), self._fields, evolve) for path in shape.children
-        )
-        return (self, *(replace(each, source=self.source) for each in children))
+        ]
+        if self.misfits == "dead_letter":
+            parts.append(MisfitDefinition.of_table(shape, is_inferred=self.schema == INFERRED))
+        return (self, *(replace(each, source=self.source) for each in parts))
 
     def open(self, lake: LakeDirectory, session: SparkSession | None = None) -> TypedTable | InferredTable:
         """Return the table in a lake."""

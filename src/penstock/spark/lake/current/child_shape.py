@@ -31,7 +31,7 @@ from penstock.spark.tables.inference import collect_values
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 
-__all__ = ["AnyShape", "ChildShape", "parse_shape"]
+__all__ = ["ChildShape", "FieldShape"]
 
 POSITION = "_position"
 VALUE = "value"
@@ -196,14 +196,5 @@ class ChildShape:
         return rows.add_column(len(elements.key.parts), self.columns.field(POSITION), pa.array(found.positions))
 
 
-AnyShape = TableShape | ChildShape
-
-
-def parse_shape(name: str, text: str) -> AnyShape:
-    """Return the shape that a table's metadata have.
-
-    Args:
-        name: the name of the table.
-        text: the JSON of `to_json`.
-    """
-    return ChildShape.from_json(name, text) if "child" in json.loads(text) else TableShape.from_json(name, text)
+FieldShape = TableShape | ChildShape
+"""The shapes whose fields can be inferred."""

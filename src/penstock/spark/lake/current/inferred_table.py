@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
 from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
-from penstock.spark.lake.current.child_shape import AnyShape
+from penstock.spark.lake.current.child_shape import FieldShape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables
 from penstock.spark.lake.current.document_table import DocumentTable
 from penstock.spark.lake.current.shape_changes import list_shape_changes
@@ -47,10 +47,10 @@ class InferredShape(NamedTuple):
 
     Attributes:
         shape: the shape.
-        documents: the number of documents in the sample.
+        documents: the number of documents in this sample and in earlier ones.
     """
 
-    shape: AnyShape
+    shape: FieldShape
     documents: int
 
 
@@ -80,10 +80,11 @@ class InferredTable:
         evolve: whether new fields become columns.
     """
 
-    def __init__(self, lake: LakeDirectory, shape: AnyShape, evolve: Evolution = "add") -> None:
+    def __init__(self, lake: LakeDirectory, shape: FieldShape, evolve: Evolution = "add") -> None:
         self.lake = lake
         self.shape = shape
         self.evolve = evolve
+        self._next_fields: pa.Schema | None = None
 
     @property
     def name(self) -> str:
@@ -99,9 +100,13 @@ class InferredTable:
             The table.
         """
         found = TypedTable.find(self.lake, self.name)
-        if found is not None and replace(found.shape, fields=self.shape.fields) != self.shape:
-            refuse_other_shape(found, self.shape.take_fields(found.shape.fields))
-        return found
+        if found is None:
+            return None
+        # "fail" is not stored, because it makes the same rows.
+        known = self.shape.take_fields(found.shape.fields)
+        if known.to_json() != found.shape.to_json():
+            refuse_other_shape(found, known)
+        return TypedTable(self.lake, known, found.sample)
 
     def list_changes(self) -> list[str]:
         """Return the differences between the table in the lake and its declaration in words, apart from its fields."""
@@ -133,39 +138,50 @@ class InferredTable:
     def describe(self) -> DocumentTable:
         """Return the table with the fields for its next merge, as a document table.
 
+        Raises UsageError if documents have new fields, and `evolve` is "fail".
+
         Returns:
             The table. It replaces the existing one if it has other fields.
+        """
+        known = self.find()
+        shape, documents = self._choose_shape(known)
+        self._next_fields = shape.fields
+        table = TypedTable(self.lake, shape, documents)
+        is_same = known is None or shape.fields == known.shape.fields
+        return table.describe() if is_same else table.describe_replacement()
+
+    def find_next_fields(self) -> pa.Schema:
+        """Return the fields of the table that `describe` has returned last, and calls it if there was no call."""
+        if self._next_fields is None:
+            self.describe()
+        return self._next_fields
+
+    def _choose_shape(self, known: TypedTable | None) -> InferredShape:
+        """Return the shape for the next merge: with the known fields, and those that `evolve` adds.
 
         Raises:
             UsageError: documents have new fields, and `evolve` is "fail".
         """
-        known = self.find()
         if known is None:
-            return self._make_table(self._infer(None, FIRST_VALUES)).describe()
-        if not len(known.shape.fields):
+            return self._infer(None, FIRST_VALUES)
+        same = InferredShape(replace(self.shape, fields=known.shape.fields), known.sample or 0)
+        if not len(same.shape.fields):
             # An array may be empty for years: its child looks at the new changes alone until one has an element.
-            if not len(self._infer(known.position(), LATER_VALUES).shape.fields):
-                return known.describe()
-            return self._make_table(self._infer(None, FIRST_VALUES)).describe_replacement()
+            has_fields = len(self._infer(known.position(), LATER_VALUES).shape.fields)
+            return self._infer(None, FIRST_VALUES) if has_fields else same
         if self.evolve == "keep":
-            return known.describe()
+            return same
         sample = self._infer(known.position(), LATER_VALUES)
-        joined = add_fields(known.shape.fields, sample.shape.fields)
+        joined = add_fields(same.shape.fields, sample.shape.fields)
         if not joined.changes:
-            return known.describe()
+            return same
         if self.evolve == "fail":
             raise UsageError(f"table {self.name}: {joined.changes[0]}, and evolve is 'fail'; expected the known fields")
-        return self._make_table(
-            sample._replace(shape=replace(known.shape, fields=joined.fields)), known.sample or 0
-        ).describe_replacement()
+        return InferredShape(replace(self.shape, fields=joined.fields), same.documents + sample.documents)
 
     def infer_again(self) -> TypedTable:
         """Return the table with the fields of all documents in the changelog, independent of its present fields."""
-        return self._make_table(self._infer(None, None))
-
-    def _make_table(self, sample: InferredShape, known: int = 0) -> TypedTable:
-        """Return the table with an inferred shape; `known` is the number of documents of earlier samples."""
-        return TypedTable(self.lake, sample.shape, known + sample.documents)
+        return TypedTable(self.lake, *self._infer(None, None))
 
     def _infer(self, position: tuple[str, int] | None, most: int | None) -> InferredShape:
         """Return the shape with the fields in a sample of changes after a position, or in all if `most` is None."""
@@ -177,7 +193,7 @@ class InferredTable:
 
 
 def _sample_values(
-    table: AnyTable, files: Sequence[DataFile], shape: AnyShape, most: int | None
+    table: AnyTable, files: Sequence[DataFile], shape: FieldShape, most: int | None
 ) -> Iterator[bytes | None]:
     """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows.
 
@@ -193,7 +209,7 @@ def _sample_values(
                 yield from values.take(pa.array(places, pa.int64())).to_pylist()
 
 
-def _read_values(changes: pa.Table, shape: AnyShape) -> pa.ChunkedArray:
+def _read_values(changes: pa.Table, shape: FieldShape) -> pa.ChunkedArray:
     """Return the values of a collection's documents among changes."""
     rows = shape.select_documents(fill_collection_ids(match_types(changes, CHANGE_SCHEMA)))
     return rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]

@@ -6,7 +6,7 @@ import json
 
 import pyarrow as pa
 
-from penstock.spark.lake.current.child_shape import AnyShape
+from penstock.spark.lake.current.misfit_shape import AnyShape
 from penstock.spark.values.json_types import differences
 from penstock.spark.values.typed_documents import ColumnRule
 

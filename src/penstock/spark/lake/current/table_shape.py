@@ -24,6 +24,8 @@ from penstock.spark.tables.array_elements import make_array_rule
 from penstock.spark.tables.column_rules import check_rules, parse_columns, remove_rules
 from penstock.spark.tables.inference import infer_fields
 from penstock.spark.tables.key_pattern import KeyPattern
+from penstock.spark.tables.misfit_documents import Misfits, remove_misfits
+from penstock.spark.tables.misfits import MisfitFinder
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 from penstock.wire.columns.schema import Event
@@ -69,6 +71,7 @@ class TableShape:
         metadata: names of METADATA.
         rules: the columns of single fields, in their order. `fields` has none of these fields.
         children: the paths of arrays that have tables of their own. `fields` has none of these fields.
+        misfits: the fate of values that do not fit their column.
     """
 
     name: str
@@ -80,6 +83,7 @@ class TableShape:
     metadata: tuple[str, ...] = DEFAULT_METADATA
     rules: tuple[ColumnRule, ...] = ()
     children: tuple[tuple[str, ...], ...] = ()
+    misfits: Misfits = "rest"
 
     def __post_init__(self) -> None:
         keys = [part.name for part in self.key.parts]
@@ -169,9 +173,11 @@ class TableShape:
         return replace(self, fields=pa.schema(kept))
 
     def to_json(self) -> str:
-        """Return everything but the name, as the table's metadata hold it."""
+        """Return everything that decides about rows but the name, as the table's metadata hold it."""
+        leaves_out = {"misfits": self.misfits} if self.misfits == "dead_letter" else {}
         return json.dumps(
-            {
+            leaves_out
+            | {
                 "collection": f"{self.scope}.{self.collection}",
                 "schema": to_ddl(self.fields) if len(self.fields) else "",
                 "columns": [
@@ -204,6 +210,7 @@ class TableShape:
             key=KeyPattern.parse(found["key"]),
             deletes=found["deletes"],
             metadata=tuple(found["metadata"]),
+            misfits=found.get("misfits", "rest"),
             rules=tuple(
                 ColumnRule(column.name, column.type, tuple(each["field"]), each["form"])
                 for each in found.get("columns", ())
@@ -237,13 +244,16 @@ class TableShape:
         return self.make_rows(self.select_documents(changes), stamp)
 
     def make_rows(self, changes: pa.Table, stamp: LoadStamp) -> pa.Table:
-        """Return the rows of the changes that `select_documents` has returned, in their order.
+        """Return the rows of changes that `select_documents` has returned, in their order, apart from dead letters.
 
         Args:
             changes: rows in MERGE_SCHEMA.
             stamp: the merge that writes the rows.
         """
         columns = self.columns
+        if self.misfits != "rest":
+            finder = MisfitFinder(self.parsed_fields, self.parsed_rules)
+            changes = remove_misfits(changes, finder, self.misfits, self.name)
         is_deleted = pc.not_equal(changes["event"], Event.MUTATION)
         values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
         parsed, rest = parse_columns(values, self.parsed_rules, self.fields)

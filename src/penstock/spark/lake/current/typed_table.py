@@ -21,10 +21,10 @@ import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
-from penstock.spark.lake.current.child_shape import AnyShape, parse_shape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.current.misfit_shape import AnyShape, MisfitShape, parse_shape
 from penstock.spark.lake.current.shape_changes import list_shape_changes
 from penstock.spark.lake.tables.data_files import ParquetLayout, add_range_column, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -32,7 +32,7 @@ from penstock.spark.lake.tables.iceberg.iceberg_files import EXPIRY
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
-from penstock.spark.tables.misfits import NOTE, REST, RestCounter, RestReport
+from penstock.spark.tables.misfits import NOTE, REST, MisfitFinder, RestCounter, RestReport
 
 __all__ = [
     "DIRECTORY",
@@ -131,6 +131,8 @@ class TypedTable:
 
     def report_rest(self) -> RestReport:
         """Return the rows with a `_rest`, and the fields in them: the footers of the files have the counts."""
+        if isinstance(self.shape, MisfitShape):
+            return RestReport()
         opened, parts = self.open(), list[RestReport]()
         for file in self.table.list_files(opened) if opened is not None else []:
             path = self.table.path / file.path
@@ -154,11 +156,14 @@ class TypedTable:
         return replace(counter.make_report(), rows=rows)
 
     def _create_counter(self) -> RestCounter:
-        return RestCounter(self.shape.parsed_fields, self.shape.parsed_rules, self.shape.key_columns)
+        assert not isinstance(self.shape, MisfitShape)
+        finder = MisfitFinder(self.shape.parsed_fields, self.shape.parsed_rules)
+        return RestCounter(finder, self.shape.key_columns)
 
     def describe(self) -> DocumentTable:
         """Return the table as a document table, for merges."""
         shape = self.shape
+        layout = LAYOUT if isinstance(shape, MisfitShape) else replace(LAYOUT, create_counter=self._create_counter)
         return DocumentTable(
             self.lake,
             self.table,
@@ -166,12 +171,16 @@ class TypedTable:
             shape.to_rows,
             shape.lookup,
             shape.position,
-            replace(LAYOUT, create_counter=self._create_counter),
+            layout,
             {SHAPE: shape.to_json()} | ({} if self.sample is None else {SAMPLE: str(self.sample)}),
             shape.name,
             KIND,
             row_number=shape.row_number,
         )
+
+    def find_next_fields(self) -> pa.Schema:
+        """Return the fields that the table has after its next merge."""
+        return self.shape.fields
 
     def describe_replacement(self) -> DocumentTable:
         """Return the table for a merge that replaces the existing table, which has other columns."""

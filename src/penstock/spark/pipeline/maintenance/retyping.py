@@ -7,7 +7,7 @@ the columns. So readers see the old table until then, and a process that is kill
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import pyarrow as pa
@@ -19,6 +19,7 @@ from penstock.spark.lake.current.current_table import merge_tables
 from penstock.spark.lake.current.document_table import DocumentTable, LoadStamp
 from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.merged_state import retry_missing_files
+from penstock.spark.lake.current.misfit_table import MisfitTable
 from penstock.spark.lake.current.shape_changes import list_shape_changes, select_declared_columns
 from penstock.spark.lake.current.typed_table import KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -141,7 +142,10 @@ def _retype_lake(
         The tables that exist.
     """
     known = {each.name: found for each in declared if (found := TypedTable.find(lake, each.name)) is not None}
-    wanted = {each.name: _find_wanted(each, lake, report) for each in declared if each.name in known}
+    wanted: dict[str, TypedTable] = {}
+    for each in declared:
+        if each.name in known:
+            wanted[each.name] = _find_wanted(each, lake, wanted, report)
     changes = {name: tuple(list_shape_changes(known[name].shape, table.shape)) for name, table in wanted.items()}
     before = {name: _read_state(table) for name, table in known.items()}
     targets = [table.describe_replacement() for name, table in wanted.items() if changes[name]]
@@ -154,10 +158,16 @@ def _retype_lake(
     ]
 
 
-def _find_wanted(declared: DependentKind, lake: LakeDirectory, report: Callable[[str], None]) -> TypedTable:
+def _find_wanted(
+    declared: DependentKind, lake: LakeDirectory, wanted: Mapping[str, TypedTable], report: Callable[[str], None]
+) -> TypedTable:
+    """Return a table as it is declared. Dead letters come after their typed table, whose fields they have."""
     table = declared.open(lake)
     if isinstance(table, TypedTable):
         return table
+    if isinstance(table, MisfitTable):
+        parent = wanted.get(table.parent.name)
+        return table.take_fields(table.parent.find_next_fields() if parent is None else parent.shape.fields)
     assert isinstance(table, InferredTable)
     report(f"Inferring the fields of {table.name}")
     return table.infer_again()

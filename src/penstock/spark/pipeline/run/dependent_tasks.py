@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import TYPE_CHECKING
 
-from penstock.spark.dependents.dependent import catch_up
-from penstock.spark.dependents.kinds.child_definition import ChildDefinition
-from penstock.spark.dependents.kinds.table_definition import TableDefinition
+from penstock.spark.dependents.dependent import Dependent, catch_up
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.current_table import merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
+from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.merged_state import retry_missing_files
+from penstock.spark.lake.current.misfit_table import MisfitTable
 from penstock.spark.lake.current.typed_table import KIND, TypedTable
 from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
@@ -59,13 +59,26 @@ def create_tasks(
     policy = definition.current.policy
     retention = RetentionTimer(lake, definition.tables.retention)
     declared = definition.list_dependents(source)
-    tables = [each for each in declared if isinstance(each, TableDefinition | ChildDefinition)]
+    tables = [each for each in declared if each.kind == KIND]
     targets: list[Callable[[], DocumentTable]] = [partial(describe_current, lake)] if definition.tables.current else []
-    targets += [each.open(lake).describe for each in tables]
+    targets += _list_targets(each.open(lake) for each in tables)
     others = [each for each in declared if each not in tables]
     return create_table_tasks(targets, policy, retention, guard) + [
         create_dependent_task(each, lake, policy, spark, guard) for each in others
     ]
+
+
+def _list_targets(tables: Iterable[Dependent]) -> Iterator[Callable[[], DocumentTable]]:
+    """Yield the functions that describe tables. A typed table comes before its dead letters."""
+    typed: dict[str, TypedTable | InferredTable] = {}
+    for each in tables:
+        if isinstance(each, MisfitTable):
+            # By one object, because the description of the typed table infers the fields of both.
+            yield MisfitTable(typed[each.parent.name]).describe
+        else:
+            assert isinstance(each, TypedTable | InferredTable)
+            typed[each.name] = each
+            yield each.describe
 
 
 def create_table_tasks(
