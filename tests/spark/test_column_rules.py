@@ -18,7 +18,7 @@ from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.tables.column_rules import add_rules, parse_columns, parse_rule, remove_rules
-from penstock.spark.values.json_columns import parse
+from penstock.spark.tables.json_columns import parse
 from penstock.spark.values.json_types import from_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 from tests.examples import scaled

@@ -31,7 +31,7 @@ from penstock.spark.lake.current.document_table import LoadStamp
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.pipeline.run.changelog_rows import select_matches
-from penstock.spark.values.json_columns import from_ddl, infer, parse, to_ddl
+from penstock.spark.tables.json_columns import from_ddl, infer, parse, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 from penstock.store.subdoc import scan
 from penstock.store.subdoc.text import count_levels

@@ -22,8 +22,8 @@ from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.tables.data_files import number_fields
 from penstock.spark.lake.tables.iceberg.iceberg_schema import holds_type
 from penstock.spark.tables.inference import add_fields, infer_fields
+from penstock.spark.tables.json_columns import parse
 from penstock.spark.tables.key_pattern import KeyPattern
-from penstock.spark.values.json_columns import parse
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from tests.examples import scaled
 from tests.spark.lakes import append, row

@@ -14,7 +14,7 @@ from penstock.errors import UsageError
 from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.json_paths import extract_values, find_values, parse_path
 from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
-from penstock.spark.values import json_columns
+from penstock.spark.tables import json_columns
 from penstock.wire.values.json_value import TooDeepJson, parse_written_json
 
 BEYOND_LONG = 1 << 63

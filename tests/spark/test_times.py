@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from penstock.spark.dependents.json_paths import extract_values
 from penstock.spark.dependents.value_types import VALUE_TYPES
-from penstock.spark.values.json_columns import parse
+from penstock.spark.tables.json_columns import parse
 from penstock.spark.values.json_times import DATE, TIMESTAMP
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 from penstock.wire.codec import native

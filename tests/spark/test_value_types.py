@@ -14,8 +14,8 @@ from pyspark.sql import functions as F
 from penstock.client.blocking import read_changes
 from penstock.spark import Lake, append_changes
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
+from penstock.spark.tables.spark_fields import select_fields
 from penstock.spark.values.json_types import from_ddl
-from penstock.spark.values.spark_fields import select_fields
 from tests.spark.running import catch_up
 
 pytestmark = pytest.mark.spark

@@ -7,6 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
+from pyspark.errors import PySparkException
 
 from penstock.errors import UsageError, WriteLost
 from penstock.spark import Lake
@@ -191,6 +192,15 @@ def test_json_view_of_an_empty_lake_is_empty(lake):
 
 
 # With Spark
+
+
+@pytest.mark.spark
+def test_frames_and_tables_of_documents_without_fields(spark, lake):
+    append(lake, 0, [row(1, 1, b"plain", b"no JSON")])
+    assert lake.json_frame(spark).toArrow()["_rest"].to_pylist() == ["no JSON"]
+    assert lake.json_frame(spark, pa.schema([("n", pa.int64())])).columns[-2:] == ["n", "_rest"]
+    with pytest.raises(PySparkException, match="no JSON objects to infer option valueSchema from"):
+        lake.create_tables(spark, "fieldless")
 
 
 @pytest.mark.spark

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from penstock.spark.runtime.java import java_environment
     from penstock.spark.runtime.spark_session import cluster_session, local_session
     from penstock.spark.shipping import ship
-    from penstock.spark.values import json_columns
+    from penstock.spark.tables import json_columns
 
 ORDER = ("values", "tables", "storage", "source", "lake", "sink", "dependents", "runtime", "pipeline")
 
@@ -110,7 +110,7 @@ _HOMES = {
     "cluster_session": "penstock.spark.runtime.spark_session",
     "compact": "penstock.spark.lake.maintenance.lake_compaction",
     "java_environment": "penstock.spark.runtime.java",
-    "json_columns": "penstock.spark.values.json_columns",
+    "json_columns": "penstock.spark.tables.json_columns",
     "local_session": "penstock.spark.runtime.spark_session",
     "merge_current": "penstock.spark.lake.current.current_table",
     "read_changelog": "penstock.spark.lake.reading.lake_readers",

@@ -18,8 +18,7 @@ from penstock.client.streams.time_search import parse_time
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, TEXT, one_of, option, parsed, read_options
 from penstock.spark.lake.current.merged_state import MergedState, refuse_missing_table
-from penstock.spark.lake.reading.lake_readers import scan_current
-from penstock.spark.lake.reading.lake_views import JsonView, read_as_of_ranges
+from penstock.spark.lake.reading.lake_views import JsonView, infer_view_fields, read_as_of_ranges
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
@@ -27,7 +26,7 @@ from penstock.spark.runtime.catalog_tables import find_options, keep_options, re
 from penstock.spark.source.pushdown import PushedFilters, push_filters
 from penstock.spark.source.shape import ColumnFilter
 from penstock.spark.source.source_schema import check_schema
-from penstock.spark.values import json_columns
+from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 __all__ = ["LakeReadOptions", "LakeSource"]
@@ -56,7 +55,7 @@ class LakeReadOptions:
         TEXT,
         "the fields of the table json, as DDL",
         default="",
-        shown="inferred from all documents",
+        shown="inferred from a sample of the documents",
         example="name STRING, abv DOUBLE",
     )
     as_of: datetime | None = option(
@@ -105,8 +104,7 @@ class LakeReadOptions:
         """Return the fields of the table json as DDL; they are inferred from the documents if no option has them."""
         if self.table != "json" or self.value_schema:
             return self.value_schema
-        fields = json_columns.infer_all(batch["value"] for batch in scan_current(self.lake, ["value"]).to_batches())
-        return json_columns.to_ddl(fields)
+        return to_ddl(infer_view_fields(self.lake))
 
     def make_schema(self, value_schema: str) -> pa.Schema:
         """Return the columns of the table.
@@ -123,7 +121,7 @@ class LakeReadOptions:
             case "current":
                 schema = CURRENT_COLUMNS
             case "json":
-                schema = JsonView(json_columns.from_ddl(value_schema)).schema
+                schema = _make_view(value_schema).schema
         names = schema.names if self.columns is None else self.columns
         if wrong := [name for name in names if name not in schema.names or list(names).count(name) > 1]:
             raise UsageError(f"option columns has {wrong[0]!r}, expected some of {', '.join(schema.names)}, each once")
@@ -232,7 +230,7 @@ class LakeReader(DataSourceReader):
             parts = [[file for file in files if file.vbucket_range == part] for part in _list_ranges(files)]
             paths = [tuple(lake.changelog_table.list_paths(part)) for part in parts]
             return [ChangelogPartition(self.schema, filters, each) for each in paths]
-        view = JsonView(json_columns.from_ddl(self.value_schema)) if self.options.table == "json" else None
+        view = _make_view(self.value_schema) if self.options.table == "json" else None
         return [CurrentPartition(self.schema, filters, each, view) for each in MergedState.open(lake).split()]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
@@ -270,7 +268,11 @@ class LakeSource(DataSource):
         return "penstock-lake"
 
     def schema(self) -> StructType:
-        """Return the schema of a read, or that of a table in Spark's catalog."""
+        """Return the schema of a read, or that of a table in Spark's catalog.
+
+        Raises:
+            UsageError: an option is invalid, or a table has no fields.
+        """
         table = read_table_options(self.options)
         if table is not None and _LOCATION in self.options:
             table = {"path": self.options[_LOCATION], **table}
@@ -279,6 +281,8 @@ class LakeSource(DataSource):
         schema = from_arrow_schema(options.make_schema(self._value_schema))
         if table is None:
             return schema
+        if options.table == "json" and not self._value_schema:
+            raise UsageError(f"{options.path} has no JSON objects to infer option valueSchema from; expected it as DDL")
         resolved = {"path": str(options.lake.path), "valueschema": self._value_schema}
         return keep_options(schema, {**table, **{name: text for name, text in resolved.items() if text}})
 
@@ -302,6 +306,11 @@ class LakeSource(DataSource):
         raise UsageError(
             "found a write to format penstock-lake, expected a read: a pipeline writes the tables of a lake"
         )
+
+
+def _make_view(value_schema: str) -> JsonView:
+    """Return the view with these fields: none if no document is a JSON object."""
+    return JsonView(from_ddl(value_schema) if value_schema else pa.schema([]))
 
 
 def _list_changelog_files(lake: LakeDirectory) -> list[DataFile]:

@@ -189,7 +189,7 @@ class Shape:
         return self.schema.equals(CHANGE_SCHEMA) and not self.filters
 
     def _parse_fields(self, values: pa.Array) -> list[pa.Array]:
-        from penstock.spark.values.json_columns import parse  # late: most reads do not need this large module
+        from penstock.spark.tables.json_columns import parse  # late: most reads do not need this large module
 
         fields, rest = parse(values, from_ddl(self.value_schema))
         return [fields.cast(_make_spark_type(self.value_schema)), rest]

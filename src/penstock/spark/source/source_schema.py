@@ -10,7 +10,8 @@ from penstock.client.blocking import read_changes_at
 from penstock.errors import UsageError
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import INFERRED, SourceOptions
-from penstock.spark.values import json_columns
+from penstock.spark.tables.inference import infer_fields as infer_from_values
+from penstock.spark.values.json_types import to_ddl
 from penstock.wire.columns.schema import Event
 
 __all__ = ["check_schema", "infer_fields", "make_read_schema", "make_read_shape"]
@@ -93,7 +94,7 @@ def _read_value_fields(schema: StructType) -> str:
     value = schema["value"].dataType if "value" in schema.names else None
     if not isinstance(value, StructType):
         raise UsageError(f"schema {schema.simpleString()}, expected a column value with the fields of JSON")
-    return json_columns.to_ddl(to_arrow_schema(value, timezone="UTC"))
+    return to_ddl(to_arrow_schema(value, timezone="UTC"))
 
 
 def infer_fields(options: SourceOptions) -> str:
@@ -119,7 +120,7 @@ def infer_fields(options: SourceOptions) -> str:
                 break
     finally:
         changes.close()
-    schema = json_columns.infer(pa.chunked_array(found, pa.binary()).combine_chunks())
+    schema = infer_from_values(value for values in found for value in values.to_pylist())
     if not len(schema):
         raise UsageError(f"{options.address}: no JSON objects to infer option valueSchema from; expected it as DDL")
-    return json_columns.to_ddl(schema)
+    return to_ddl(schema)

@@ -15,7 +15,6 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 from penstock.names import quote_column
 from penstock.spark.tables.inference import add_fields
-from penstock.spark.values.json_columns import fill_rest
 from penstock.spark.values.json_times import DATE, TIMESTAMP
 from penstock.spark.values.json_types import EXPECTED, as_struct, format_type, from_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
@@ -147,13 +146,13 @@ def parse_columns(
         fields: the columns after them.
 
     Returns:
-        The columns and the rest, in which json_columns has a value that is not a JSON object.
+        The columns; and the rest, in which a value that is not a JSON object stands as it is.
     """
     parsed = create_parser(rules, fields).parse(values)
     arrays = parsed.columns.columns
     joined = iter(arrays[len(rules) :])
     columns = [_join_parts(field, (), rules, joined) for field in fields]
-    return [*arrays[: len(rules)], *columns], fill_rest(values, parsed)
+    return [*arrays[: len(rules)], *columns], parsed.fill_rest(values)
 
 
 def create_parser(rules: Sequence[ColumnRule], fields: pa.Schema) -> DocumentParser:

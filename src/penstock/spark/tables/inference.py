@@ -2,7 +2,8 @@
 
 A field has the type of most of its values; the other values do not fit. Whole numbers are BIGINT, or DECIMAL(38, 0) if
 some need more than 64 bits. If some numbers have a fraction, all are DOUBLE. A field with only nulls, empty objects or
-empty arrays has no type yet, and is left out.
+empty arrays has no type yet, and is left out. Spark and SQL ignore the case of names. So of names that differ in case
+alone, only the most frequent one is a field.
 """
 
 from __future__ import annotations
@@ -12,17 +13,30 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 
 from penstock.spark.values.json_types import as_struct, format_type, may_be_column
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["MOST_FIELDS", "FieldChanges", "FieldValues", "add_fields", "collect_values", "infer_fields"]
+__all__ = [
+    "MOST_FIELDS",
+    "MOST_SAMPLED",
+    "FieldChanges",
+    "FieldValues",
+    "add_fields",
+    "collect_values",
+    "infer_fields",
+    "infer_from_sample",
+    "spread_rows",
+]
 
 MOST_DEPTH = 16
 """Levels of an inferred type. Deeper values are left out."""
 MOST_FIELDS = 500
 """Fields of an object, the most frequent ones. More names are probably data."""
+MOST_SAMPLED = 20_000
+"""Documents of a sample. Each costs about 20 microseconds."""
 MOST_TEXTS = 20
 """Texts of a field that are kept."""
 _WIDE = pa.decimal128(38, 0)
@@ -89,9 +103,10 @@ class FieldValues:
 
     def choose_fields(self) -> list[pa.Field]:
         """Return the fields of the objects that have a type, in the order of their first appearance."""
-        kept = sorted(self.fields, key=lambda name: -self.fields[name].counts.total())[:MOST_FIELDS]
-        types = {name: each.choose_type() for name, each in self.fields.items() if name in {*kept}}
-        return [pa.field(name, of) for name, of in types.items() if of is not None]
+        frequent = sorted(self.fields, key=lambda name: -self.fields[name].counts.total())[:MOST_FIELDS]
+        types = {name: of for name in frequent if (of := self.fields[name].choose_type()) is not None}
+        kept = {name.lower(): name for name in reversed(types)}.values()
+        return [pa.field(name, types[name]) for name in self.fields if name in {*kept}]
 
 
 def _classify(value: Any) -> str:
@@ -119,6 +134,17 @@ def infer_fields(values: Iterable[bytes | None]) -> pa.Schema:
     return pa.schema(collect_values(values).choose_fields())
 
 
+def infer_from_sample(values: pa.ChunkedArray) -> pa.Schema:
+    """Return the fields of at most MOST_SAMPLED documents, which are spread evenly over all of them."""
+    places = spread_rows(len(values), MOST_SAMPLED)
+    return infer_fields(values.take(pa.array(places, pa.int64())).to_pylist())
+
+
+def spread_rows(count: int, most: int) -> list[int]:
+    """Return at most `most` of the numbers below `count`, spread evenly."""
+    return [int(each) for each in np.linspace(0, count - 1, min(count, most))] if count else []
+
+
 @dataclass(frozen=True, slots=True)
 class FieldChanges:
     """Fields that newer documents add to a schema.
@@ -135,6 +161,8 @@ class FieldChanges:
 def add_fields(known: pa.Schema, found: pa.Schema) -> FieldChanges:
     """Return a schema with the fields that only the other schema has. Types stay, unless a wider one holds both.
 
+    Of names that differ in case alone the known one stays.
+
     Args:
         known: the schema.
         found: the fields of newer documents.
@@ -147,11 +175,13 @@ def add_fields(known: pa.Schema, found: pa.Schema) -> FieldChanges:
 def _join_types(known: pa.DataType, found: pa.DataType, path: str, changes: list[str]) -> pa.DataType:
     if pa.types.is_struct(known) and pa.types.is_struct(found):
         fields = {each.name: each.type for each in known}
+        taken = {name.lower() for name in fields}
         for each in found:
             place = f"{path}.{each.name}" if path else each.name
             if each.name in fields:
                 fields[each.name] = _join_types(fields[each.name], each.type, place, changes)
-            else:
+            elif each.name.lower() not in taken:
+                taken.add(each.name.lower())
                 fields[each.name] = each.type
                 changes.append(f"{place} {format_type(each.type)} is new")
         return pa.struct(list(fields.items()))

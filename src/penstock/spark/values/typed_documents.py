@@ -6,6 +6,8 @@ reads each document. Both give the same result.
 
 from __future__ import annotations
 
+import base64
+import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,6 +95,25 @@ class ParsedDocuments:
     misfits: Mapping[tuple[str, str], Misfit]
     objects: pa.BooleanArray
 
+    def fill_rest(self, values: pa.BinaryArray) -> pa.StringArray:
+        """Return the rest, with the values that are not JSON objects as they are.
+
+        Args:
+            values: the documents. One that is not UTF-8 becomes `{"_binary": "<base64>"}`.
+        """
+        is_other = pc.fill_null(pc.invert(self.objects), False)
+        if not is_other.true_count:
+            return self.rest
+        others = pa.array([_write_other(value) for value in values.filter(is_other).to_pylist()], pa.string())
+        return pc.replace_with_mask(self.rest, is_other, others)
+
+
+def _write_other(value: bytes) -> str:
+    try:
+        return value.decode()
+    except UnicodeDecodeError:
+        return json.dumps({"_binary": base64.b64encode(value).decode()})
+
 
 class DocumentParser:
     """Parses documents by rules, which are compiled once.
@@ -112,7 +133,7 @@ class DocumentParser:
         numbered = [(f"c{number}", rule.type) for number, rule in enumerate(self._rules)]
         self._exported = pa.struct([*numbered, ("rest", pa.string()), ("objects", pa.bool_())])
 
-    def parse(self, values: pa.BinaryArray | pa.LargeBinaryArray) -> ParsedDocuments:
+    def parse(self, values: pa.Array) -> ParsedDocuments:
         """Return the columns of documents.
 
         Args:

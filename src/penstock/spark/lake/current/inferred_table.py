@@ -12,7 +12,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
@@ -28,15 +27,15 @@ from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.storage.object_files import open_parquet
-from penstock.spark.tables.inference import add_fields
+from penstock.spark.tables.inference import MOST_SAMPLED, add_fields, spread_rows
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["Evolution", "InferredTable"]
 
 Evolution = Literal["add", "keep", "fail"]
 """New fields of documents become columns, stay in `_rest`, or end the run."""
-FIRST_VALUES, LATER_VALUES = 20_000, 2_000
-"""Documents in the sample of a new table, and of a later merge. Each costs about 20 microseconds."""
+FIRST_VALUES, LATER_VALUES = MOST_SAMPLED, 2_000
+"""Documents in the sample of a new table, and of a later merge."""
 MOST_FILES = 64
 """Files of the changelog of which a sample reads one row group."""
 COLUMNS = ["event", "collection_id", "scope", "collection", "value"]
@@ -199,13 +198,13 @@ def _sample_values(
 
     All values are yielded if `most` is None.
     """
-    chosen = files if most is None else [files[at] for at in _spread(len(files), MOST_FILES)]
+    chosen = files if most is None else [files[at] for at in spread_rows(len(files), MOST_FILES)]
     for path in table.list_paths(chosen):
         with open_parquet(path) as file:
             groups = range(file.num_row_groups)
             for number in groups if most is None else groups[len(groups) // 2 :][:1]:
                 values = _read_values(file.read_row_group(number, columns=COLUMNS), shape)
-                places = _spread(len(values), len(values) if most is None else max(1, most // len(chosen)))
+                places = spread_rows(len(values), len(values) if most is None else max(1, most // len(chosen)))
                 yield from values.take(pa.array(places, pa.int64())).to_pylist()
 
 
@@ -213,8 +212,3 @@ def _read_values(changes: pa.Table, shape: FieldShape) -> pa.ChunkedArray:
     """Return the values of a collection's documents among changes."""
     rows = shape.select_documents(fill_collection_ids(match_types(changes, CHANGE_SCHEMA)))
     return rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]
-
-
-def _spread(count: int, most: int) -> list[int]:
-    """Return at most `most` of the numbers below `count`, spread evenly."""
-    return [int(each) for each in np.linspace(0, count - 1, min(count, most))] if count else []

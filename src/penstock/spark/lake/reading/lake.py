@@ -162,7 +162,7 @@ class Lake(LakeDirectory):
         that do not fit the schema.
 
         Args:
-            schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+            schema: an Arrow schema or Spark's DDL; None to infer the fields from a sample of the documents.
 
         Returns:
             One row for each document.
@@ -170,7 +170,17 @@ class Lake(LakeDirectory):
         return lake_views.read_json_view(self, schema)
 
     def json_frame(self, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
-        """Return the documents of `json_view` as a Spark frame, whose values are parsed in Spark's tasks."""
+        """Return the documents of `json_view` as a Spark frame, whose values are parsed in Spark's tasks.
+
+        An action reads the version that is the newest one when it is planned.
+
+        Args:
+            spark: a session with Penstock's formats, see `register`.
+            schema: as of `json_view`.
+
+        Returns:
+            A frame with one row for each document.
+        """
         return lake_views.make_json_frame(self, spark, schema)
 
     def create_tables(self, spark: SparkSession, name: str, schema: str | None = None) -> list[str]:

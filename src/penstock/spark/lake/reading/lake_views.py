@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -24,14 +24,14 @@ from penstock.spark.lake.changelog.merge_rules import RowMarkers, to_documents
 from penstock.spark.lake.current.merged_state import refuse_missing_table, retry_missing_files
 from penstock.spark.lake.reading.lake_positions import LakePosition, find_position_at, read_position
 from penstock.spark.lake.reading.lake_readers import scan_current
-from penstock.spark.lake.reading.spark_frames import make_current_frame, make_frame
+from penstock.spark.lake.reading.spark_frames import make_frame
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.source.offsets import Offset
-from penstock.spark.values.json_columns import from_ddl, infer_all, parse
-from penstock.spark.values.json_types import make_column_names
-from penstock.spark.values.spark_fields import select_fields
+from penstock.spark.tables.column_rules import parse_columns
+from penstock.spark.tables.inference import infer_from_sample
+from penstock.spark.values.json_types import from_ddl, make_column_names, to_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 __all__ = [
     "JsonView",
     "boundaries_of",
+    "infer_view_fields",
     "make_as_of_frame",
     "make_json_frame",
     "read_as_of",
@@ -204,8 +205,8 @@ class JsonView:
 
     def parse_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the rows of documents, which have at least the columns `source_columns`."""
-        columns, rest = parse(batch["value"], self.fields)
-        arrays = [*(batch[name] for name in KEY_COLUMNS), *columns.flatten(), rest]
+        columns, rest = parse_columns(batch["value"], (), self.fields)
+        arrays = [*(batch[name] for name in KEY_COLUMNS), *columns, rest]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
@@ -214,15 +215,18 @@ def read_json_view(lake: LakeDirectory, schema: pa.Schema | str | None = None) -
 
     Args:
         lake: the lake of the tables.
-        schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+        schema: an Arrow schema or Spark's DDL; None to infer the fields from a sample of the documents.
 
     Returns:
         One row for each document.
     """
     documents = scan_current(lake, [*KEY_COLUMNS, "value"])
-    batches = documents.to_batches()
-    view = JsonView(_resolve_fields(schema, (batch["value"] for batch in batches)))
-    return pa.Table.from_batches([view.parse_batch(batch) for batch in batches], view.schema)
+    if schema is None:
+        fields = infer_from_sample(documents["value"])
+    else:
+        fields = from_ddl(schema) if isinstance(schema, str) else schema
+    view = JsonView(fields)
+    return pa.Table.from_batches([view.parse_batch(batch) for batch in documents.to_batches()], view.schema)
 
 
 def make_json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema | str | None = None) -> DataFrame:
@@ -231,22 +235,20 @@ def make_json_frame(lake: LakeDirectory, spark: SparkSession, schema: pa.Schema 
     Args:
         lake: the lake of the tables.
         spark: the session of the frame.
-        schema: an Arrow schema or Spark's DDL; None to infer the fields from all documents.
+        schema: an Arrow schema or Spark's DDL; None to infer the fields from a sample of the documents.
 
     Returns:
         A frame with one row for each document.
     """
-    values = () if schema is not None else (batch["value"] for batch in scan_current(lake, ["value"]).to_batches())
-    fields = _resolve_fields(schema, values)
-    names = _name_columns(fields).names[len(KEY_COLUMNS) :]
-    return select_fields(make_current_frame(lake, spark), KEY_COLUMNS, "value", fields, names)
+    options = {"table": "json"}
+    if schema is not None:
+        options["valueSchema"] = schema if isinstance(schema, str) else to_ddl(schema)
+    return spark.read.format("penstock-lake").options(**options).load(str(lake.path))
 
 
-def _resolve_fields(schema: pa.Schema | str | None, values: Iterable[pa.Array]) -> pa.Schema:
-    """Return the schema that a caller gave, or the inferred one."""
-    if schema is None:
-        return infer_all(values)
-    return from_ddl(schema) if isinstance(schema, str) else schema
+def infer_view_fields(lake: LakeDirectory) -> pa.Schema:
+    """Return the fields of a JSON view, inferred from a sample of the documents."""
+    return infer_from_sample(scan_current(lake, ["value"])["value"])
 
 
 def _name_columns(fields: pa.Schema) -> pa.Schema:

@@ -18,8 +18,9 @@ from penstock.spark.source.source_schema import infer_fields
 from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import replace_document
-from penstock.spark.values.json_columns import evolution
-from penstock.spark.values.json_types import as_struct, from_ddl, to_ddl
+from penstock.spark.tables.inference import add_fields
+from penstock.spark.tables.json_columns import evolution
+from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.wire.columns.schema import Event
 
 __all__ = ["ValueFields", "find_fields", "load_fields"]
@@ -95,7 +96,7 @@ class ValueFields:
         others = ["values that are no JSON objects"] if found.has_others else []
         self._report([*(f"the new field {field}" for field in found.new_fields), *found.conflicts, *others])
         if found.new_fields and self._keep is not None:
-            kept = pa.schema(_add_fields(as_struct(self._kept), as_struct(found.schema)))
+            kept = add_fields(self._kept, found.schema).fields
             if kept != self._kept:
                 self._kept = kept
                 self._keep(to_ddl(kept))
@@ -105,20 +106,6 @@ class ValueFields:
         if len(changes) > MAX_CHANGES:
             changes = (*changes[:MAX_CHANGES], "more differences than these, and are no longer compared")
         self.changes = changes
-
-
-def _add_fields(known: pa.StructType, found: pa.StructType) -> pa.StructType:
-    """Return a type with the new fields of `found`. Spark ignores the case of names, so that the first one stays."""
-    fields = {field.name: field.type for field in known}
-    taken = {name.lower() for name in fields}
-    for field in found:
-        before = fields.get(field.name)
-        if before is None and field.name.lower() not in taken:
-            fields[field.name] = field.type
-            taken.add(field.name.lower())
-        elif before is not None and pa.types.is_struct(before) and pa.types.is_struct(field.type):
-            fields[field.name] = _add_fields(before, field.type)
-    return pa.struct([*fields.items()])
 
 
 def find_fields(source: SourceDefinition, lake: LakeDirectory) -> str | None:

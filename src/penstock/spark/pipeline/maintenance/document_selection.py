@@ -18,7 +18,8 @@ from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
 from penstock.spark.lake.maintenance.lake_erasure import list_changelog_paths
 from penstock.spark.lake.tables.data_files import open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.values.json_columns import infer_all, to_ddl
+from penstock.spark.tables.inference import infer_fields
+from penstock.spark.values.json_types import to_ddl
 from penstock.text_files import read_text, read_text_file, split_lines
 from penstock.wire.codec.constants import MAX_KEY
 from penstock.wire.columns.collection_names import DEFAULT_NAME
@@ -162,7 +163,7 @@ def _infer_fields(paths: list[str]) -> str:
     """
     is_document = pc.field("event") == str(Event.MUTATION)
     batches = open_dataset(paths, CHANGE_SCHEMA).to_batches(columns=["value"], filter=is_document)
-    fields = infer_all(batch["value"] for batch in batches)
+    fields = infer_fields(value for batch in batches for value in batch["value"].to_pylist())
     if not len(fields):
         raise UsageError("the lake has no JSON objects, so no condition can select documents; expected keys")
     return to_ddl(fields)

@@ -15,8 +15,8 @@ from penstock.errors import UsageError
 from penstock.spark.pipeline.checks.sql_checks import CHANGE, describe_filter_error
 from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.transform.transform_frame import apply_transform
+from penstock.spark.tables.spark_fields import select_fields
 from penstock.spark.values.json_types import from_ddl, make_column_names
-from penstock.spark.values.spark_fields import select_fields
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
 __all__ = ["prepare_rows", "select_matches"]

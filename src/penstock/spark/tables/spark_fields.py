@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
-from penstock.spark.values.json_columns import parse
+from penstock.spark.tables.column_rules import parse_columns
 from penstock.spark.values.json_types import as_struct
 
 if TYPE_CHECKING:
@@ -39,8 +39,8 @@ def select_fields(
     numbered = pa.schema([(f"c{number}", of) for number, of in enumerate(types)])
 
     def parse_batch(values: pa.Array) -> pa.Array:
-        found, rest = parse(values, fields)
-        return pa.StructArray.from_arrays([*found.flatten(), rest][: len(names)], fields=list(numbered))
+        columns, rest = parse_columns(values, (), fields)
+        return pa.StructArray.from_arrays([*columns, rest][: len(names)], fields=list(numbered))
 
     # Not mapInArrow, because PySpark requires pandas for it.
     parsed = arrow_udf(parse_batch, from_arrow_schema(numbered))(col(value))
