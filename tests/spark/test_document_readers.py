@@ -7,7 +7,7 @@ import io
 import json
 import sys
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import pyarrow as pa
 import pytest
@@ -31,6 +31,7 @@ from penstock.spark.lake.current.document_table import LoadStamp
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.pipeline.run.changelog_rows import select_matches
+from penstock.spark.tables.inference import collect_values
 from penstock.spark.tables.json_columns import from_ddl, infer, parse, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 from penstock.store.subdoc import scan
@@ -202,6 +203,19 @@ def find_in_documents(values: Sequence[bytes]) -> list[bool]:
     return [each == "keep" for each in found.columns["s"].to_pylist()]
 
 
+def detect_objects_by_members(values: Sequence[bytes]) -> list[bool]:
+    return [read_members(value) is not None for value in values]
+
+
+def detect_objects_by_columns(values: Sequence[bytes]) -> list[bool]:
+    columns, _ = parse(to_array(values), from_ddl("x BIGINT"))
+    return list(columns.is_valid().to_pylist())
+
+
+def detect_objects_by_inference(values: Sequence[bytes]) -> list[bool]:
+    return [collect_values([value]).counts["object"] == 1 for value in values]
+
+
 def find_in_document_rows(values: Sequence[bytes]) -> list[bool]:
     """Find the field without the extension module."""
     with pytest.MonkeyPatch.context() as patch:
@@ -329,34 +343,37 @@ class Reader(NamedTuple):
     """A reader.
 
     Attributes:
-        read: returns for each value whether it is JSON, or whether its field s is "keep".
-        finds_field: whether it returns the second.
+        read: returns the answer for each value.
+        question: whether the value is JSON, whether it is an object, or whether its field s is "keep".
     """
 
     read: Callable[[Sequence[bytes]], list[bool]]
-    finds_field: bool = True
+    question: Literal["JSON", "object", "field"]
 
 
 READERS = {
-    "node": Reader(detect_as_node, finds_field=False),
-    "parser": Reader(detect_as_parser, finds_field=False),
-    "exact parser": Reader(detect_as_exact_parser, finds_field=False),
-    "kafka": Reader(detect_as_kafka, finds_field=False),
-    "loader": Reader(detect_as_loader, finds_field=False),
-    "sub-document": Reader(detect_as_sub_document, finds_field=False),
-    "sub-document, Python": Reader(detect_as_sub_document_in_python, finds_field=False),
-    "members": Reader(find_in_members),
-    "filter": Reader(find_in_filter),
-    "columns": Reader(find_in_columns),
-    "documents": Reader(find_in_documents),
-    "document rows": Reader(find_in_document_rows),
-    "inferred columns": Reader(find_in_inferred),
-    "index": Reader(find_in_index),
-    "full text": Reader(find_in_text),
-    "loaded document": Reader(find_after_load),
-    "restored document": Reader(find_in_dump),
-    "attribute": Reader(find_in_attributes),
-    "typed table": Reader(find_in_typed_table),
+    "node": Reader(detect_as_node, "JSON"),
+    "parser": Reader(detect_as_parser, "JSON"),
+    "exact parser": Reader(detect_as_exact_parser, "JSON"),
+    "kafka": Reader(detect_as_kafka, "JSON"),
+    "loader": Reader(detect_as_loader, "JSON"),
+    "sub-document": Reader(detect_as_sub_document, "JSON"),
+    "sub-document, Python": Reader(detect_as_sub_document_in_python, "JSON"),
+    "members of objects": Reader(detect_objects_by_members, "object"),
+    "objects of columns": Reader(detect_objects_by_columns, "object"),
+    "objects of inference": Reader(detect_objects_by_inference, "object"),
+    "members": Reader(find_in_members, "field"),
+    "filter": Reader(find_in_filter, "field"),
+    "columns": Reader(find_in_columns, "field"),
+    "documents": Reader(find_in_documents, "field"),
+    "document rows": Reader(find_in_document_rows, "field"),
+    "inferred columns": Reader(find_in_inferred, "field"),
+    "index": Reader(find_in_index, "field"),
+    "full text": Reader(find_in_text, "field"),
+    "loaded document": Reader(find_after_load, "field"),
+    "restored document": Reader(find_in_dump, "field"),
+    "attribute": Reader(find_in_attributes, "field"),
+    "typed table": Reader(find_in_typed_table, "field"),
 }
 
 TABLES = {"documents": DOCUMENTS, "other JSON": OTHER_JSON, "not JSON": NOT_JSON, "too deep": TOO_DEEP}
@@ -365,14 +382,17 @@ PLAIN = [b'{"s":"keep","n":%d}' % number for number in range(100)]
 each_reader = pytest.mark.parametrize("reader", READERS.values(), ids=READERS.keys())
 
 
-def expect(table: str, reader: Reader) -> bool:
-    return table == "documents" or (table == "other JSON" and not reader.finds_field)
+def expect(table: str, value: bytes, reader: Reader) -> bool:
+    """Return the right answer of a reader for a value of a table."""
+    if table != "other JSON" or reader.question == "field":
+        return table == "documents"
+    return reader.question == "JSON" or value.startswith(b"{")
 
 
 @each_reader
 @pytest.mark.parametrize("table", TABLES)
 def test_readers_agree_on_each_document(table: str, reader: Reader) -> None:
-    wrong = [name for name, value in TABLES[table].items() if reader.read([value]) != [expect(table, reader)]]
+    wrong = [name for name, value in TABLES[table].items() if reader.read([value]) != [expect(table, value, reader)]]
     assert wrong == []
 
 
@@ -383,7 +403,7 @@ def test_odd_documents_change_nothing_for_others(table: str, reader: Reader) -> 
     odd = list(TABLES[table].values())
     found = reader.read([*PLAIN, *odd, *PLAIN])
     assert found[: len(PLAIN)] == found[-len(PLAIN) :] == [True] * len(PLAIN)
-    assert found[len(PLAIN) : -len(PLAIN)] == [expect(table, reader)] * len(odd)
+    assert found[len(PLAIN) : -len(PLAIN)] == [expect(table, value, reader) for value in odd]
 
 
 @each_reader
@@ -645,11 +665,9 @@ def edit(text: bytes, edits: list[tuple[int, bytes]]) -> bytes:
 
 @given(st.lists(WRITTEN, max_size=4))
 def test_readers_agree_on_any_values(values: list[bytes]) -> None:
-    for finds_field in (False, True):
-        found = {
-            name: each.read([*PLAIN, *values]) for name, each in READERS.items() if each.finds_field is finds_field
-        }
-        if finds_field:  # at an array, the paths of indexes and full text continue in its elements
+    for question in ("JSON", "object", "field"):
+        found = {name: each.read([*PLAIN, *values]) for name, each in READERS.items() if each.question == question}
+        if question == "field":  # at an array, the paths of indexes and full text continue in its elements
             values = [value for value in values if not value.lstrip().startswith(b"[")]
             texts = [found.pop("full text"), found.pop("index")]
             assert len(texts) == 2

@@ -21,7 +21,8 @@ from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.tables.data_files import number_fields
 from penstock.spark.lake.tables.iceberg.iceberg_schema import holds_type
-from penstock.spark.tables.inference import add_fields, infer_fields
+from penstock.spark.tables import inference
+from penstock.spark.tables.inference import add_fields, infer_fields, infer_from_sample
 from penstock.spark.tables.json_columns import parse
 from penstock.spark.tables.key_pattern import KeyPattern
 from penstock.spark.values.json_types import from_ddl, to_ddl
@@ -59,6 +60,14 @@ def test_names_that_are_data_are_no_columns():
     found = infer_fields([json.dumps({"known": 1, **many}).encode(), b'{"known": 2, "many": {}}'])
     assert len(found) == 500
     assert found.names[0] == "known"
+
+
+def test_a_sample_is_spread_over_all_documents(monkeypatch):
+    monkeypatch.setattr(inference, "MOST_SAMPLED", 11)
+    documents = [json.dumps({f"f{number // 10}": 1}).encode() for number in range(101)]
+    chunks = pa.chunked_array([documents[:3], [], documents[3:50], documents[50:]], pa.binary())
+    assert infer_from_sample(chunks).names == [f"f{number}" for number in range(11)]
+    assert infer_from_sample(pa.chunked_array([], pa.binary())) == pa.schema([])
 
 
 def test_types_end_at_some_depth():

@@ -9,7 +9,7 @@ alone, only the most frequent one is a field.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -136,8 +136,16 @@ def infer_fields(values: Iterable[bytes | None]) -> pa.Schema:
 
 def infer_from_sample(values: pa.ChunkedArray) -> pa.Schema:
     """Return the fields of at most MOST_SAMPLED documents, which are spread evenly over all of them."""
-    places = spread_rows(len(values), MOST_SAMPLED)
-    return infer_fields(values.take(pa.array(places, pa.int64())).to_pylist())
+    return infer_fields(_sample_rows(values))
+
+
+def _sample_rows(values: pa.ChunkedArray) -> Iterator[bytes | None]:
+    places = np.array(spread_rows(len(values), MOST_SAMPLED), np.int64)
+    start = 0
+    for chunk in values.chunks:  # Arrow's take joins all chunks, which may be too many bytes for one
+        inside = places[(places >= start) & (places < start + len(chunk))] - start
+        yield from chunk.take(pa.array(inside)).to_pylist()
+        start += len(chunk)
 
 
 def spread_rows(count: int, most: int) -> list[int]:
