@@ -15,6 +15,7 @@ from penstock.spark.dependents import json_paths as paths
 from penstock.spark.dependents.json_paths import extract_values, find_values, parse_path
 from penstock.spark.dependents.value_types import VALUE_TYPES, find_value_type
 from penstock.spark.tables import json_columns
+from penstock.wire.codec import native
 from penstock.wire.values.json_value import TooDeepJson, parse_written_json
 
 BEYOND_LONG = 1 << 63
@@ -77,9 +78,13 @@ def one_by_one(documents, names, kind):
 )
 def test_chunks_equal_single_documents(documents, path, name):
     names, kind = parse_path(path), find_value_type(name)
-    found = extract_values(pa.array(documents, pa.binary()), names, kind)
-    assert list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True)) == one_by_one(documents, names, kind)
-    assert found.misfits.is_valid().equals(found.values.is_null())
+    expected = one_by_one(documents, names, kind)
+    for extension in (native.extension, None):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(native, "extension", extension)
+            found = extract_values(pa.array(documents, pa.binary()), names, kind)
+        assert list(zip(found.rows.tolist(), found.values.to_pylist(), strict=True)) == expected
+        assert found.misfits.is_valid().equals(found.values.is_null())
 
 
 @given(st.lists(DOCUMENTS, min_size=1, max_size=10), st.sampled_from(NAMES), st.data())
