@@ -24,6 +24,7 @@ from penstock.spark.source.batch_planning import (
     plan_batch_until,
     prepare_available_now,
 )
+from penstock.spark.source.limits import row_allocation
 from penstock.spark.source.offsets import (
     Offset,
     ProvenEnd,
@@ -349,12 +350,18 @@ PURE_IMPORTS = [
         {
             "collections.abc",
             "dataclasses",
+            "math",
             "typing",
             "penstock.client.topology.vbucket_info",
             "penstock.errors",
+            "penstock.spark.source.limits.row_allocation",
             "penstock.spark.source.offsets",
             "penstock.store.history.rollback",
         },
+    ),
+    (
+        row_allocation,
+        {"collections", "collections.abc", "dataclasses", "types", "typing", "penstock.spark.source.offsets"},
     ),
     (
         offsets,

@@ -11,7 +11,7 @@ guarantees of Spark and the tables:
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from random import Random
@@ -33,6 +33,7 @@ from penstock.spark.source.batch_planning import (
     plan_batch_until,
     prepare_available_now,
 )
+from penstock.spark.source.limits.row_allocation import SEQNO_COUNTER, Backlog, RowCount, RowCounter, allocate_rows
 from penstock.spark.source.offsets import (
     Offset,
     ProvenEnd,
@@ -246,6 +247,29 @@ def _message_of(request: StreamReq, change: Change) -> bytes:
     return Mutation(vbucket=vbucket, opaque=opaque, key=key, by_seqno=change.seqno, value=value).encode()
 
 
+@dataclass
+class WorldCounter:
+    """Counts the rows of the producers, while they go on with their lives."""
+
+    world: World
+    seqnos_per_row: float = 3.0
+
+    def bound_rows(self, read: VbucketRead) -> int | None:
+        self.world.disturb(0.1)
+        keys = {change.key for change in self.world.producers[read.vbucket].changes}
+        return self.world.random.choice([len(keys), None])
+
+    def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
+        rows: list[tuple[int, int]] = []
+        lost: set[int] = set()
+        for read in reads:
+            self.world.disturb(0.1)
+            changes, is_complete = read_changes(self.world, read)
+            rows += [(read.vbucket, change.seqno) for change in changes]
+            lost |= set() if is_complete else {read.vbucket}
+        return RowCount(min(limit, len(rows)), len(rows) <= limit, dict(rows[:limit]), frozenset(lost))
+
+
 class Consumer:
     """A query of some vbuckets, with its checkpoint and its changelog.
 
@@ -319,8 +343,12 @@ class Consumer:
         """Plan and run one batch; return whether there was a batch."""
         previous = Offset.from_json(json.loads(self.text))
         infos = self.request_infos(previous)
-        end, self.memory = plan_batch(previous, infos, limit, self.memory, self.requested)
-        self.check_plan(previous, end, infos, limit)
+        documents = {vb: producer.documents() for vb, producer in enumerate(self.world.producers)}
+        # A plan may count rows or only seqnos, so both kinds of ends follow each other.
+        counts = self.world.random.random() < 0.8
+        counter = WorldCounter(self.world) if counts else SEQNO_COUNTER
+        end, self.memory = plan_batch(previous, infos, limit, self.memory, self.requested, counter=counter)
+        self.check_plan(previous, end, infos, documents, None if counts else limit)
         end_text = json.dumps(end.to_json())
         if end_text == self.text:
             return False
@@ -371,13 +399,20 @@ class Consumer:
         newest = {row.change.key: row.change.value for row in sorted(valid, key=lambda r: (r.history, r.change.seqno))}
         return {key: value for key, value in newest.items() if value is not None}
 
-    def check_plan(self, previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo], limit: int | None) -> None:
+    def check_plan(
+        self,
+        previous: Offset,
+        end: Offset,
+        infos: Mapping[int, VbucketInfo],
+        documents: Mapping[int, dict[str, int]],
+        limit: int | None,
+    ) -> None:
         """Assert that the documents are right where the plan keeps a vbucket that was read to its end."""
         for vbucket, info in infos.items():
             a, b = previous.vbuckets[vbucket], end.vbuckets[vbucket]
             is_requested = self.requested.get(vbucket) == a.history  # a rollback waits until the request is fulfilled
             if a.history == b.history and a.seqno == info.high_seqno and not is_requested:
-                assert self.documents(vbucket) == self.world.producers[vbucket].documents(), f"vbucket {vbucket}"
+                assert self.documents(vbucket) == documents[vbucket], f"vbucket {vbucket}"
             assert b.history > a.history or b.seqno >= a.seqno
             if a.history < b.history and is_requested:
                 assert b.start == 0
@@ -509,8 +544,12 @@ def ignore_branch_in_proof(v: VbucketOffset, info: VbucketInfo) -> bool:
     return IS_COMPLETE(replace(v, vbuuid=info.vbuuid), info)
 
 
-def ignore_minimum(wanted: list[int], least: list[int], limit: int, order: list[int]) -> list[int]:
-    return DIVIDE_LIMIT(wanted, [0] * len(least), limit, order)
+def ignore_minimum(backlogs: Sequence[Backlog], limit: int, counter: RowCounter) -> dict[int, int]:
+    return allocate_rows([Backlog(each.read) for each in backlogs], limit, counter)
+
+
+def stay_at_lost_branches(backlogs: Sequence[Backlog], limit: int, counter: RowCounter) -> dict[int, int]:
+    return {} if counter is SEQNO_COUNTER else allocate_rows(backlogs, limit, counter)
 
 
 def keep_target(target: object, states: object) -> object:
@@ -531,11 +570,10 @@ def trust_back_fill(consumer: Consumer) -> Offset:
     return offsets.make_proven_offset(positions, len(consumer.world.producers))
 
 
-SETTLE_VBUCKET, IS_VALID, IS_COMPLETE, DIVIDE_LIMIT = (
+SETTLE_VBUCKET, IS_VALID, IS_COMPLETE = (
     batch_planning._settle_vbucket,
     batch_planning._is_valid,
     batch_planning._is_complete,
-    batch_planning._divide_limit,
 )
 
 
@@ -549,7 +587,8 @@ SETTLE_VBUCKET, IS_VALID, IS_COMPLETE, DIVIDE_LIMIT = (
         (batch_planning, "_is_complete", ignore_purge_in_proof),
         (batch_planning, "_is_complete", exempt_all_reads_from_0),
         (batch_planning, "_is_complete", ignore_branch_in_proof),
-        (batch_planning, "_divide_limit", ignore_minimum),
+        (batch_planning, "allocate_rows", ignore_minimum),
+        (batch_planning, "allocate_rows", stay_at_lost_branches),
         (batch_planning, "_update_target", keep_target),
         (PinnedBranch, "decide_on_rollback", give_up_below_purge),
         (batch_planning, "find_settled_vbuckets", settle_without_proof),

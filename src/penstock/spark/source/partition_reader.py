@@ -16,12 +16,10 @@ from pyspark.sql.datasource import InputPartition
 
 from penstock.client.blocking import read_changes_at
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import generate_stream_name
-from penstock.client.connect.handshake import Purpose
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import KnownCollections, StreamContent
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.feed import StreamTarget
 from penstock.client.read_ahead import LentItem
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
@@ -29,7 +27,7 @@ from penstock.errors import Error, NoSuchCollection
 from penstock.spark.source.offsets import RollbackRow, VbucketRange, VbucketRead
 from penstock.spark.source.shape import Shape
 from penstock.spark.source.source_options import make_selection
-from penstock.spark.source.worker_connections import get_connections
+from penstock.spark.source.worker_connections import get_connections, open_planned_stream
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
@@ -151,26 +149,12 @@ async def _stream_changes(
         skips_missing=True,
         planned=partition.planned,
     )
-    purpose = Purpose(
-        stream_name=generate_stream_name(),
-        dialect=dialect,
-        collections=content.selection is not None,
-        xattrs=content.xattrs,
-        values=content.values,
-    )
-    feed = Feed(
-        await sessions.count_vbuckets(address, purpose),
-        wanted,
-        window=address.options.stream_window,
-        dialect=dialect,
-        end_rule=EndRule.EXACT,
-        content=content,
-    )
+    stream = await open_planned_stream(address, dialect, wanted, content, sessions)
     joining = _BatchJoiner(shape, size)  # here already: each step to the other thread costs both of them
 
     # A node whose manifest is older still sends changes of these collections.
     ended = pa.array({each for read in partition.range.reads for each in read.ended}, pa.int64())
-    async with ChangeStream(address, feed, pool=sessions) as stream:
+    async with stream:
         while (delivery := await _next_delivery(stream)) is not None:
             rows = delivery.batch
             if len(ended):

@@ -20,9 +20,10 @@ from penstock.client.streams.stream_choice import choose_mitigation
 from penstock.client.topology.persisted_seqnos import HeldSeqno
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
+from penstock.spark.source.limits.row_counts import BucketRowCounter
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_seqno"]
+__all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_change"]
 
 _CHECK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
 """The shortest times between two requests of an idle query: for failover logs, and for all high seqnos."""
@@ -47,7 +48,7 @@ _SIZE_STATISTICS = (
 The first row is from Penstock's node, the others are from kv_engine, newest first."""
 
 
-def estimate_bytes_per_seqno(stats: Mapping[str, int]) -> int:
+def estimate_bytes_per_change(stats: Mapping[str, int]) -> int:
     """Return the estimated mean size of a change in bytes, at least 1.
 
     Args:
@@ -86,7 +87,8 @@ class Planner:
         self._checked_at = 0.0
         self._checked_vbuckets: frozenset[int] = frozenset()
         self._log_round: deque[int] = deque()
-        self._bytes_per_seqno, self._estimated_at = ASSUMED_BYTES, -_ESTIMATE_SECONDS
+        self._bytes_per_change, self._estimated_at = ASSUMED_BYTES, -_ESTIMATE_SECONDS
+        self._counter: BucketRowCounter | None = None
         self.last_infos: dict[int, VbucketInfo] = {}
 
     @property
@@ -182,12 +184,23 @@ class Planner:
         found = await self._bucket.high_seqnos()
         return {vb: seqno for vb, seqno in found.items() if vb in self._checked_vbuckets}
 
-    def estimate_bytes_per_seqno(self) -> int:
+    def estimate_bytes_per_change(self) -> int:
         """Return the estimated mean size of a change in bytes, at most _ESTIMATE_SECONDS old."""
         if time.monotonic() - self._estimated_at >= _ESTIMATE_SECONDS:
-            self._bytes_per_seqno = estimate_bytes_per_seqno(self._loop.run(self._bucket.total_stats()))
+            self._bytes_per_change = estimate_bytes_per_change(self._loop.run(self._bucket.total_stats()))
             self._estimated_at = time.monotonic()
-        return self._bytes_per_seqno
+        return self._bytes_per_change
+
+    def get_row_counter(self, dialect: Dialect, collection_ids: tuple[int, ...] | None) -> BucketRowCounter:
+        """Return a counter of the rows that are left to read.
+
+        Args:
+            dialect: the dialect of the streams.
+            collection_ids: the ids of the selected collections; None if all are selected.
+        """
+        if self._counter is None or self._counter.collection_ids != collection_ids:
+            self._counter = BucketRowCounter(self._loop, self._bucket, dialect, collection_ids)
+        return self._counter
 
     def close(self) -> None:
         """Close the connections and end the thread of the event loop."""

@@ -187,7 +187,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def getDefaultReadLimit(self) -> ReadLimit:
         """Return the limit of a batch, from the options."""
-        # Spark's Python API cannot combine limits, so _limit_seqnos applies the limit of bytes too.
+        # Spark's Python API cannot combine limits, so _limit_rows applies the limit of bytes too.
         if (most := self.options.max_changes_per_trigger) is not None:
             return ReadMaxRows(most)
         if (most := self.options.max_bytes_per_trigger) is not None:
@@ -205,8 +205,15 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         infos = planner.read_infos(settled_vbuckets=settled - again.keys())
         cluster = planner.cluster
         check_offset_bucket(previous, self.options.address, cluster.uuid, cluster.vbuckets)
-        planned, memory = batch_planning.plan_batch(previous, infos, self._limit_seqnos(limit), self._memory, again)
         ids = self._find_collection_ids(previous)
+        planned, memory = batch_planning.plan_batch(
+            previous,
+            infos,
+            self._limit_rows(limit),
+            self._memory,
+            again,
+            counter=planner.get_row_counter(self.options.dialect, ids),
+        )
         if planned is not previous or offsets.find_ended_collections(previous, ids):
             planned = replace(planned, bucket_uuid=cluster.uuid or previous.bucket_uuid, collection_ids=ids)
         setbacks = batch_planning.find_rollbacks(previous, planned, infos)
@@ -250,13 +257,13 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
                 return offset
         return Offset.from_json(value)
 
-    def _limit_seqnos(self, limit: ReadLimit) -> int | None:
-        """Return the most seqnos of a batch; None for no limit."""
+    def _limit_rows(self, limit: ReadLimit) -> int | None:
+        """Return the most rows of a batch; None for no limit."""
         if isinstance(limit, ReadAllAvailable):
             return None
         limits = [limit.max_rows] if isinstance(limit, ReadMaxRows) else []
         if (nbytes := self.options.max_bytes_per_trigger) is not None:
-            limits.append(max(1, nbytes // self._connect().estimate_bytes_per_seqno()))
+            limits.append(max(1, nbytes // self._connect().estimate_bytes_per_change()))
         return min(limits, default=None)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:

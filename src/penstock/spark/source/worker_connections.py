@@ -8,9 +8,17 @@ from __future__ import annotations
 
 import os
 import threading
+from collections.abc import Mapping
 
 from penstock.client.blocking import LoopThread
+from penstock.client.connect.address import Address
+from penstock.client.connect.client_session import generate_stream_name
+from penstock.client.connect.handshake import Purpose
+from penstock.client.feeds.collection_selection import StreamContent
+from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
+from penstock.wire.codec.constants import Dialect
 
 _MAX_IDLE_CONNECTIONS, _IDLE_SECONDS = 8, 60.0
 """The most idle connections of a process, and the time that each may stay idle.
@@ -44,3 +52,37 @@ def get_connections() -> tuple[LoopThread, SessionPool]:
         if _state is None or _state.pid != os.getpid():
             _state = _WorkerState()
         return _state.loop, _state.sessions
+
+
+async def open_planned_stream(
+    address: Address,
+    dialect: Dialect,
+    targets: Mapping[int, StreamTarget],
+    content: StreamContent,
+    sessions: SessionPool,
+) -> ChangeStream:
+    """Return a stream of exactly the planned changes.
+
+    Args:
+        address: the bucket.
+        dialect: the dialect of the streams.
+        targets: start, end and resume policy by vbucket.
+        content: the collections and the parts of documents that the stream has.
+        sessions: the connections of this process.
+    """
+    purpose = Purpose(
+        stream_name=generate_stream_name(),
+        dialect=dialect,
+        collections=content.selection is not None,
+        xattrs=content.xattrs,
+        values=content.values,
+    )
+    feed = Feed(
+        await sessions.count_vbuckets(address, purpose),
+        targets,
+        window=address.options.stream_window,
+        dialect=dialect,
+        end_rule=EndRule.EXACT,
+        content=content,
+    )
+    return ChangeStream(address, feed, pool=sessions)
