@@ -259,6 +259,9 @@ class WorldCounter:
         keys = {change.key for change in self.world.producers[read.vbucket].changes}
         return self.world.random.choice([len(keys), None])
 
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        return self.world.random.random() < 0.3
+
     def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
         rows: list[tuple[int, int]] = []
         lost: set[int] = set()

@@ -41,6 +41,9 @@ class LogCounter:
     def bound_rows(self, read: VbucketRead) -> int | None:
         return min(read.end_seqno - read.start_seqno, len({*self.logs[read.vbucket]}))
 
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        return read.end_seqno - len({*self.logs[read.vbucket]}) <= seqnos // SHARES
+
     def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
         rows = [(each.vbucket, seqno) for each in reads for seqno in self.list_rows(each)]
         self.counted += min(len(rows), limit + 1)
@@ -103,6 +106,14 @@ def test_documents_that_fit_need_no_search():
     assert counter.counted == 0
 
 
+def test_documents_that_were_never_overwritten_need_no_search():
+    counter = LogCounter([[*range(1_000), 3, 3, 3]] * 4, is_exact=True)
+    sizes = read_all(counter, 400)
+    assert len(sizes) == 11
+    assert min(sizes[:-1]) >= 350
+    assert counter.counted == 0
+
+
 class TestVbucketsThatMustBeReadTo:
     """A vbucket must be read up to a least end."""
 
@@ -134,6 +145,9 @@ def test_a_lost_branch_waits_for_the_next_plan():
     class Losing(LogCounter):
         def bound_rows(self, read):
             return None
+
+        def is_dense(self, read, seqnos):
+            return False
 
         def count_rows(self, reads, limit):
             return (

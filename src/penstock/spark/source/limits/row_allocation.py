@@ -1,10 +1,11 @@
 """Divide a limit of rows among the vbuckets of a micro-batch.
 
 A seqno has a row only while its change is the newest of its document. A bucket with 10^9 seqnos may have 10^7 rows, at
-places that no statistic knows. So a plan does not count seqnos. Two facts bound the rows of a vbucket:
+places that no statistic knows. So a plan does not only count seqnos. Three facts bound the rows of a vbucket:
 
 - A vbucket has at most as many rows as seqnos, and as many as documents and tombstones. If these few fit into its
   share, the vbucket is read to its end. The places of the rows do not matter then.
+- Where nearly all seqnos have a row, seqnos are counted.
 - Otherwise the keys of a part are counted before the part is planned. Several parts together have at least as many rows
   as one read of the same seqnos, which omits more overwritten changes. So a read never has more rows than were counted.
 
@@ -76,6 +77,9 @@ class RowCounter(Protocol):
     def bound_rows(self, read: VbucketRead) -> int | None:
         """Return a number that the rows of a read do not exceed; None if there is none that is worth to use."""
 
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        """Return whether nearly each of so many seqnos anywhere in a read has a row, so that a count gains little."""
+
     def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
         """Return the number of rows of some reads. The count stops at the first row above the limit."""
 
@@ -89,8 +93,12 @@ class _SeqnoCounter:
         """Return the number of seqnos."""
         return _count_seqnos(read)
 
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        """Return that each seqno has a row."""
+        return True
+
     def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
-        """Return the number of seqnos, which is within the limit if each read has its share."""
+        """Return the number of seqnos."""
         return RowCount(sum(map(_count_seqnos, reads)), is_complete=True)
 
 
@@ -134,7 +142,8 @@ def allocate_rows(backlogs: Sequence[Backlog], limit: int, counter: RowCounter) 
                 continue
             free, left = free - taken, left - taken
         if searched and left > 0:
-            found, rows = _search_rows(searched, left, counter)
+            is_dense = all(counter.is_dense(each, part) for each in searched)
+            found, rows = _search_rows(searched, left, SEQNO_COUNTER if is_dense else counter)
             ends |= found
             left -= rows
         part = max(1, part // 2)  # few rows were found, so more vbuckets at a time

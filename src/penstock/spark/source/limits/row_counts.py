@@ -15,7 +15,7 @@ from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.feed import StreamTarget
 from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import NoSuchCollection
-from penstock.spark.source.limits.row_allocation import RowCount
+from penstock.spark.source.limits.row_allocation import SHARES, RowCount
 from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.source_options import make_selection
 from penstock.spark.source.worker_connections import get_connections, open_planned_stream
@@ -85,6 +85,13 @@ class BucketRowCounter:
         if known.documents is None:
             return None
         return min(read.end_seqno - read.start_seqno, known.documents + max(0, read.end_seqno - known.seqno))
+
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        """Return whether so few changes of a vbucket were overwritten that nearly each of `seqnos` seqnos has a row."""
+        known = self._known.get(read.vbucket)
+        if known is None or known.documents is None or self.collection_ids is not None:
+            return False
+        return read.end_seqno - known.documents <= seqnos // SHARES
 
     async def _count_documents(self, vbucket: int) -> int | None:
         """Return the number of documents and tombstones in a vbucket; None if the node does not report them.
