@@ -1,7 +1,7 @@
 """A REST catalog of Iceberg tables for tests: the part of the protocol that a lake needs, over an SQLite catalog."""
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -89,17 +89,18 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 @contextmanager
-def serve_catalog(directory: Path, token: str) -> Iterator[str]:
+def serve_catalog(directory: Path, token: str, properties: Mapping[str, str] | None = None) -> Iterator[str]:
     """Serve a catalog that keeps its tables in an SQLite file of a directory.
 
     Args:
         directory: the directory.
         token: the token that clients must send.
+        properties: with which the server finds the files of tables in an object store.
 
     Yields:
         The URI of the catalog.
     """
-    catalog = SqlCatalog("served", uri=f"sqlite:///{directory / 'served.sqlite'}")
+    catalog = SqlCatalog("served", **{"uri": f"sqlite:///{directory / 'served.sqlite'}"}, **(properties or {}))
     handler = type("Handler", (_Handler,), {"catalog": catalog, "token": token})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = Thread(target=server.serve_forever, args=(0.05,))

@@ -28,11 +28,6 @@ def test_file_url_is_a_directory(tmp_path):
     assert Lake((tmp_path / "a b").as_uri()).path == tmp_path / "a b"
 
 
-def test_iceberg_in_an_object_store_is_refused():
-    with pytest.raises(UsageError, match="the lake is s3://bucket/lake, and Iceberg tables cannot lie in an object st"):
-        Lake("s3://bucket/lake", "iceberg")
-
-
 def test_error_about_a_url_does_not_show_its_login():
     with pytest.raises(UsageError, match="login") as refused:
         Lake("s3://user:secret@bucket/lake")

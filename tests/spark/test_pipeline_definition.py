@@ -202,7 +202,12 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         ),
         (
             SMALL.replace('lake = "lake"', 'lake = "s3://b/l"') + '[tables]\nformat = "iceberg"',
-            "[tables] format is 'iceberg', and lake is 's3://b/l': Iceberg tables cannot lie in an object store;",
+            "the lake is s3://b/l, whose format is 'iceberg', and has no catalog; expected catalog = the http or https",
+        ),
+        (
+            SMALL.replace('lake = "lake"', 'lake = "s3://b/l"')
+            + '[tables]\nformat = "iceberg"\ncatalog = "sqlite:////c"',
+            "s3://b/l, whose format is 'iceberg', and has the catalog sqlite:////c, a file of one machine; expected",
         ),
         (
             SMALL + '[tables]\nformat = "parquet"',

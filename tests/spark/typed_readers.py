@@ -1,7 +1,7 @@
 """Typed tables of any format, as programs read them that do not know Penstock."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import duckdb
@@ -14,7 +14,8 @@ from pyiceberg.table import Table
 
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.iceberg.iceberg_catalog import OWN_CATALOG, name_namespace
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import OWN_CATALOG, name_namespace, read_catalog_uri
+from penstock.spark.storage.object_path import ObjectPath
 
 os.environ["POLARS_ICEBERG_PLANNER"] = "pyiceberg"  # without it Polars warns that a package would plan faster
 
@@ -24,9 +25,28 @@ FORMATS = st.sampled_from([*["delta"] * 4, "iceberg"])
 
 def open_iceberg(lake: LakeDirectory, name: str) -> Table:
     """Return an Iceberg table of a lake's own catalog."""
+    if isinstance(lake.path, ObjectPath):
+        catalog = load_catalog(
+            "any",
+            type="rest",
+            uri=read_catalog_uri(lake.path),
+            token=os.environ["PYICEBERG_CATALOG__PENSTOCK__TOKEN"],
+            **find_s3_properties(os.environ),
+        )
+        return catalog.load_table((name_namespace(lake.path), name))
     # An SQLite catalog keeps its tables under the name of the catalog that created them.
     catalog = load_catalog("penstock", type="sql", uri=f"sqlite:///{lake.path / OWN_CATALOG}")
     return catalog.load_table((name_namespace(lake.path), name))
+
+
+def find_s3_properties(environ: Mapping[str, str]) -> dict[str, str]:
+    """Return the properties with which PyIceberg finds the object store of an environment."""
+    return {
+        "s3.endpoint": environ["AWS_ENDPOINT_URL"],
+        "s3.access-key-id": environ["AWS_ACCESS_KEY_ID"],
+        "s3.secret-access-key": environ["AWS_SECRET_ACCESS_KEY"],
+        "s3.region": environ["AWS_REGION"],
+    }
 
 
 def is_iceberg(lake: LakeDirectory) -> bool:

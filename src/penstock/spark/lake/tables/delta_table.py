@@ -163,7 +163,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                     opened, transaction, added, removed, notes, rows_change=rows_change, is_replacement=is_replacement
                 )
             except list_commit_errors(self.path):
-                if not self._has_landed(transaction, added):
+                if not self._has_landed(transaction, added, removed):
                     raise
 
         try:
@@ -171,12 +171,10 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         except list_commit_errors(self.path) as error:
             raise CommitFailed(f"{self.path} did not take a commit: {describe_store_error(error)}") from error
 
-    def _has_landed(self, transaction: tuple[str, int], added: Sequence[DataFile]) -> bool:
+    def _has_landed(self, transaction: tuple[str, int], added: Sequence[DataFile], removed: Sequence[DataFile]) -> bool:
         """Return whether a commit that raised an error has landed: the answer of an object store may be lost."""
-        opened = self.open() if added and isinstance(self.path, ObjectPath) else None
-        if opened is None or opened.transaction_version(transaction[0]) != transaction[1]:
-            return False
-        return {file.path for file in added} <= {file.path for file in self.list_files(opened)}
+        opened = self.open() if isinstance(self.path, ObjectPath) else None
+        return opened is not None and self.has_effect(opened, transaction, added, removed)
 
     def _commit(
         self,

@@ -42,9 +42,6 @@ CURRENT_PROPERTIES = {
     "delta.deletedFileRetentionDuration": "interval 5 minutes",
 }
 
-NO_ICEBERG = "Iceberg tables cannot lie in an object store; expected format 'delta' or 'parquet', or a directory"
-"""The end of the error about Iceberg tables in an object store."""
-
 
 def check_lake_path(path: LakePath, table_format: str | None) -> None:
     """Check that a lake can be at a place: table formats store places as URLs.
@@ -57,8 +54,6 @@ def check_lake_path(path: LakePath, table_format: str | None) -> None:
         UsageError: no lake of that format can be there.
     """
     if isinstance(path, ObjectPath):
-        if table_format == "iceberg":
-            raise UsageError(f"the lake is {path}, and {NO_ICEBERG}")
         return
     shown = escape_text(str(path))
     if re.search(r"\\|%[0-9A-Fa-f]{2}", str(path)):
@@ -142,7 +137,7 @@ class LakeDirectory:
         *,
         checks_columns: bool = True,
     ) -> AnyTable:
-        if table_format != "iceberg" or not isinstance(path, Path):
+        if table_format != "iceberg":
             return DeltaLakeTable(path, schema, properties["delta"], checks_columns=checks_columns)
         self._iceberg = self._iceberg or IcebergCatalog(self.path, self.catalog)
         return IcebergTable(path, schema, self._iceberg, properties.get("iceberg"), checks_columns=checks_columns)
@@ -152,7 +147,7 @@ class LakeDirectory:
         # Looking costs an object store a request, so it is done at most once a second.
         if self._tables is None or isinstance(self.path, Path) or time.monotonic() - self._detected_at > 1:
             self._detected_at = time.monotonic()
-            if isinstance(self.path, Path) and (self.path / MARKER).exists():
+            if (self.path / MARKER).is_file():
                 return "iceberg"
             return "parquet" if find_newest_batch(self.path / "changelog") is not None else "delta"
         return self._tables[0].format

@@ -117,6 +117,15 @@ class LakeTable(ABC, Generic[V]):
             is_replacement: whether the added files replace all others, and `schema` the columns.
         """
 
+    def has_effect(
+        self, opened: V, transaction: tuple[str, int], added: Iterable[DataFile], removed: Iterable[DataFile]
+    ) -> bool:
+        """Return whether a version has the effect of a commit whose answer was lost."""
+        if opened.transaction_version(transaction[0]) != transaction[1]:
+            return False
+        live = {file.path for file in self.list_files(opened)}
+        return {file.path for file in added} <= live and live.isdisjoint(file.path for file in removed)
+
     @abstractmethod
     def discard_uncommitted(self, files: Iterable[DataFile]) -> None:
         """Remove the given files unless the table has them.

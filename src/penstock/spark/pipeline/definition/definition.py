@@ -37,13 +37,18 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
-from penstock.spark.lake.tables.directory import NO_ICEBERG, LakeDirectory, check_lake_path
-from penstock.spark.lake.tables.iceberg.iceberg_catalog import check_catalog, name_namespace, resolve_catalog
+from penstock.spark.lake.tables.directory import LakeDirectory, check_lake_path
+from penstock.spark.lake.tables.iceberg.iceberg_catalog import (
+    check_catalog,
+    check_remote_catalog,
+    name_namespace,
+    resolve_catalog,
+)
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
 from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics, Trigger
 from penstock.spark.pipeline.transform.transform import Transform, check_transform_name
 from penstock.spark.source.source_options import INFERRED, SourceOptions
-from penstock.spark.storage.object_path import LakePath, is_remote_path, is_url, parse_place
+from penstock.spark.storage.object_path import LakePath, ObjectPath, is_url, parse_place
 from penstock.spark.values.json_types import from_ddl
 from penstock.toml_tables import (
     TomlPlace,
@@ -320,8 +325,6 @@ def parse_definition(given: Mapping[str, Any], path: str) -> PipelineDefinition:
         dashboard=_parse_table(DashboardSettings, path, "dashboard", given) if "dashboard" in given else None,
         lineage=_parse_table(LineageSettings, path, "lineage", given) if "lineage" in given else None,
     )
-    if tables.format == "iceberg" and is_remote_path(found.lake):
-        raise TomlPlace(path, "[tables]").make_error(f"format is 'iceberg', and lake is {lake!r}: {NO_ICEBERG}")
     _check_lakes(place, found)
     _check_dependents(found, declared)
     return found
@@ -334,6 +337,8 @@ def _check_lakes(place: TomlPlace, found: PipelineDefinition) -> None:
         path = parse_place(found.locate_lake(source))
         try:
             check_lake_path(path, found.tables.format)
+            if found.tables.format == "iceberg" and isinstance(path, ObjectPath):
+                check_remote_catalog(path, found.tables.catalog)
         except UsageError as error:
             raise place.make_error(str(error)) from None
         other = namespaces.setdefault(name_namespace(path), source.name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import time
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,13 +21,12 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 from penstock.errors import Error, UsageError
+from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.spark.storage.stored_documents import replace_document
 
 if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
-
-    from penstock.spark.storage.object_path import LakePath
 
 __all__ = [
     "CATALOG_NAME",
@@ -34,6 +34,7 @@ __all__ = [
     "OWN_CATALOG",
     "IcebergCatalog",
     "check_catalog",
+    "check_remote_catalog",
     "name_namespace",
     "read_catalog_uri",
     "resolve_catalog",
@@ -46,6 +47,9 @@ MARKER = "_iceberg.json"
 OWN_CATALOG = "_catalog.sqlite"
 """The file of a lake's own catalog."""
 _SQLITE = "sqlite:///"
+_PAUSES = (0.2, 0.4, 0.8, 1.6)
+"""Seconds before a request to a REST catalog is sent again."""
+_OBJECT_IO = "penstock.spark.lake.tables.iceberg.object_io.ObjectFileIO"
 _EXPECTED = "expected sqlite:///PATH, or the http or https URI of a REST catalog"
 
 
@@ -70,6 +74,20 @@ def check_catalog(uri: str) -> None:
         return
     if not uri.startswith(_SQLITE) or uri == _SQLITE:
         raise UsageError(f"catalog is {uri!r}, {_EXPECTED}")
+
+
+def check_remote_catalog(lake: LakePath, uri: str | None) -> None:
+    """Check that all machines reach the catalog of a lake in an object store.
+
+    Raises:
+        UsageError: the catalog is a file of one machine, or there is none.
+    """
+    if uri is None or uri.startswith(_SQLITE):
+        found = "has no catalog" if uri is None else f"has the catalog {uri}, a file of one machine"
+        raise UsageError(
+            f"the lake is {lake}, whose format is 'iceberg', and {found}; expected catalog = the http or https URI of a"
+            " REST catalog"
+        )
 
 
 def resolve_catalog(uri: str, base: Path) -> str:
@@ -106,13 +124,14 @@ class IcebergCatalog:
     lake: LakePath
     given: str | None = None
     _loaded: Catalog | None = field(default=None, repr=False)
+    _known: str | None = field(default=None, repr=False)
 
     def __getstate__(self) -> tuple[LakePath, str | None]:
         return self.lake, self.given
 
     def __setstate__(self, state: tuple[LakePath, str | None]) -> None:
         self.lake, self.given = state
-        self._loaded = None
+        self._loaded = self._known = None
 
     @property
     def uri(self) -> str:
@@ -121,9 +140,15 @@ class IcebergCatalog:
         Raises:
             UsageError: the lake has tables in another catalog.
         """
+        if self._known is not None:
+            return self._known
         stored = read_catalog_uri(self.lake)
+        if isinstance(self.lake, ObjectPath):
+            check_remote_catalog(self.lake, stored or self.given)
         if self.given is not None and stored not in (None, self.given):
             raise UsageError(f"the tables of {self.lake} are in the catalog {stored}; expected it, not {self.given}")
+        if isinstance(self.lake, ObjectPath):
+            self._known = stored  # reading it again would cost a request each time
         return stored or self.given or f"{_SQLITE}{self.lake / OWN_CATALOG}"
 
     def name_table(self, path: LakePath) -> tuple[str, str]:
@@ -220,6 +245,8 @@ class IcebergCatalog:
             self._write_marker(uri)
         if self._loaded is None:
             given = {"uri": uri, "type": "sql" if is_file else "rest"}
+            if isinstance(self.lake, ObjectPath):
+                given["py-io-impl"] = _OBJECT_IO
             try:
                 self._loaded = load_catalog(CATALOG_NAME, **given)
             except Exception as error:
@@ -235,21 +262,34 @@ class IcebergCatalog:
             replace_document(self.lake / MARKER, json.dumps({"catalog": uri}), is_synced=True)
 
     def _ask(self, call: Any, *arguments: Any, **named: Any) -> Any:
-        """Return the answer of the catalog.
+        """Return the answer of the catalog. A request that a REST catalog does not answer is sent again.
 
         Raises:
             FileNotFoundError: the metadata file of a table was removed.
             Error: it does not answer, or refuses the login.
         """
-        try:
-            return call(*arguments, **named)
-        except FileNotFoundError as error:
-            raise FileNotFoundError(str(error)) from None
-        except Exception as error:
-            if not is_catalog_failure(error):
-                raise
-            reason = type(error).__name__
-            raise Error(f"the catalog {self.uri} did not answer as expected ({reason})") from error
+        pauses = iter(_PAUSES)
+        while True:
+            try:
+                return call(*arguments, **named)
+            except FileNotFoundError as error:
+                raise FileNotFoundError(str(error)) from None
+            except Exception as error:
+                if not is_catalog_failure(error):
+                    raise
+                is_passing = not self.uri.startswith(_SQLITE) and is_passing_failure(error)
+                pause = next(pauses, None) if is_passing else None
+                if pause is None:
+                    reason = type(error).__name__
+                    raise Error(f"the catalog {self.uri} did not answer as expected ({reason})") from error
+            time.sleep(pause)
+
+
+def is_passing_failure(error: Exception) -> bool:
+    """Return whether a REST catalog may answer the same request later."""
+    from pyiceberg.exceptions import ServerError, ServiceUnavailableError, TooManyRequestsError
+
+    return isinstance(error, ServerError | ServiceUnavailableError | TooManyRequestsError | OSError)
 
 
 def is_catalog_failure(error: Exception) -> bool:

@@ -1,4 +1,4 @@
-"""An Iceberg table in a directory of this machine, partitioned by `vbucket_range`, committed through a catalog.
+"""An Iceberg table in a directory or an object store, partitioned by `vbucket_range`, committed through a catalog.
 
 The files are the same as those of a Delta table. A commit adds and removes them in one snapshot, whose properties hold
 the transactions. The catalog takes a commit only on the snapshot that it was made on: each try is checked before.
@@ -10,7 +10,6 @@ readers need is in the files' entries: their sequence number, and for joined fil
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -49,6 +48,7 @@ from penstock.spark.lake.tables.iceberg.iceberg_snapshots import (
     read_transactions,
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
+from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     from pyiceberg import manifest
@@ -93,11 +93,10 @@ class IcebergTable(LakeTable[IcebergVersion]):
     """
 
     format = "iceberg"
-    path: Path
 
     def __init__(
         self,
-        path: Path,
+        path: LakePath,
         schema: pa.Schema,
         catalog: IcebergCatalog,
         configuration: Mapping[str, str] | None = None,
@@ -125,20 +124,19 @@ class IcebergTable(LakeTable[IcebergVersion]):
         """
         from pyiceberg.table import Table  # noqa: F401 (a missing PyIceberg shows at once)
 
-        if not self.path.exists():
+        is_local = isinstance(self.path, Path)
+        if is_local and not self.path.exists():
             return None
-        if not self.path.is_dir():
+        if is_local and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; expected a directory with the {self.path.name} table, or nothing")
-        own = ("metadata", "data", f"{RANGE_COLUMN}=")
-        if foreign := [each.name for each in self.path.iterdir() if not each.name.startswith(own)]:
-            raise UsageError(
-                f"{self.path} holds {min(foreign)!r}, which is not a Penstock table's; expected an Iceberg table"
-                " or an empty directory"
-            )
+        if is_local:
+            self._refuse_foreign_files()
         counter = self._catalog.read_change_counter()
         table = self._catalog.load_table(self.path)
         snapshot = table.current_snapshot() if table is not None else None
         if table is None or snapshot is None:
+            if not is_local:
+                self._refuse_foreign_files()
             return None
         found = [each.name for each in table.schema().fields]
         if self._checks_columns and found != self.schema.names:
@@ -148,6 +146,19 @@ class IcebergTable(LakeTable[IcebergVersion]):
         opened = IcebergVersion(table, table.metadata, snapshot)
         self._seen = counter, opened.version()
         return opened
+
+    def _refuse_foreign_files(self) -> None:
+        """Check that the place of the table has no files of other programs. It costs an object store a request.
+
+        Raises:
+            UsageError: it has one.
+        """
+        own = ("metadata", "data", f"{RANGE_COLUMN}=")
+        if foreign := [each.name for each in self.path.iterdir() if not each.name.startswith(own)]:
+            raise UsageError(
+                f"{self.path} holds {min(foreign)!r}, which is not a Penstock table's; expected an Iceberg table"
+                " or an empty directory"
+            )
 
     def read_id(self, opened: IcebergVersion) -> str:
         """Return the table's UUID."""
@@ -222,7 +233,10 @@ class IcebergTable(LakeTable[IcebergVersion]):
             except Exception as error:
                 if not is_catalog_failure(error):
                     raise
-                problem = error  # the commit may have landed: then the next try finds its transaction
+                landed = self.open()
+                if landed is not None and self.has_effect(landed, transaction, added, removed):
+                    return
+                problem = error
                 continue
             if (landed := self.open()) is not None:
                 expire_snapshots(landed.table, _find_expiry(landed), MAX_EXPIRED)
@@ -412,11 +426,12 @@ class IcebergTable(LakeTable[IcebergVersion]):
         expire_snapshots(opened.table, keep, 1)
         used = set(list_used_files(opened.table.refresh()))
         limit = time.time() - keep.total_seconds()
-        for place in (self.path / "metadata", *self.path.glob(f"{RANGE_COLUMN}=*"), *self.path.glob("data/**/")):
-            for path in place.iterdir():
-                with suppress(FileNotFoundError):
-                    if path.is_file() and locate(path) not in used and path.stat().st_mtime <= limit:
-                        os.unlink(path)
+        for path in self.path.rglob("*"):
+            if locate(path) in used or (isinstance(path, Path) and not path.is_file()):
+                continue
+            with suppress(FileNotFoundError):
+                if path.stat().st_mtime <= limit:
+                    path.unlink()
 
 
 def _find_expiry(opened: IcebergVersion) -> timedelta:
