@@ -17,18 +17,25 @@ from hypothesis import strategies as st
 
 from penstock.errors import UsageError
 from penstock.spark import Lake
-from penstock.spark.dependents.kinds.child_definition import ChildDefinition, name_child
+from penstock.spark.dependents.kinds.child_definition import (
+    ChildDefinition,
+    DeclaredColumns,
+    name_child,
+    parse_children,
+)
 from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
+from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
 from penstock.spark.lake.current import table_rewrite
 from penstock.spark.lake.current.child_shape import ChildShape
 from penstock.spark.lake.current.current_table import merge_tables
-from penstock.spark.lake.current.document_table import describe_current
+from penstock.spark.lake.current.document_table import LoadStamp, describe_current
 from penstock.spark.lake.current.misfit_shape import parse_shape
 from penstock.spark.lake.current.typed_table import TypedTable
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.tables.array_elements import read_elements
 from tests.examples import scaled
-from tests.spark.lakes import append, model, rollback, row
+from tests.spark.lakes import append, model, rollback, row, table
 from tests.spark.test_current import histories
 from tests.spark.test_typed_tables import apply_changes
 
@@ -187,6 +194,37 @@ def test_elements_are_those_of_the_arrays(documents, path):
     assert dict(zip(places, texts, strict=True)) == {
         (identity[2], identity[3]): element for identity, element in explode(model_of, *path).items()
     }
+
+
+ODD = [
+    *(
+        b'{"n":1,"n":2}',
+        b'{"n":1e400}',
+        b'{"s":"\\ud800"}',
+        b'{"s":"\\u0000","u":{"a":1, "a":2}}',
+        b'{"n" : 1.0 }',
+        b"1e400",
+    ),
+    *(b'{"n":9223372036854775808}', b'"\\ud800"', b"null", b"[1, 2]", b"{}", b'{"":1}', '"ß"'.encode(), b"-0.0"),
+]
+
+
+@given(st.lists(st.sampled_from(ODD), max_size=6))
+def test_an_element_has_the_columns_of_a_document(elements):
+    """A table of documents and a child have the same rows for the same JSON."""
+    (_, child) = declare(children=("lines",)).list_parts()
+    assert isinstance(child, ChildDefinition)
+    stamp = LoadStamp(0, 0)
+    array = b'{"lines": [%s]}' % b" , ".join(elements)
+    rows = fill_collection_ids(table([row(1, 1, b"k", array)]).select(MERGE_SCHEMA.names))
+    alone = [row(1, 1, b"k", each) for each in elements]
+    documents = fill_collection_ids(table(alone).select(MERGE_SCHEMA.names))
+    found = child.shape.to_rows(rows, stamp)
+    assert found["_position"].to_pylist() == [*range(len(elements))]
+    wanted = child.shape.elements.to_rows(documents, stamp).to_pylist()
+    for line in wanted:
+        line["_rest"] = None if line["_rest"] == "null" else line["_rest"]  # a null element is a row of nulls
+    assert found.drop_columns(["_position"]).to_pylist() == wanted
 
 
 def store(seqno, key, **fields):
@@ -456,6 +494,14 @@ def test_a_join_by_version_has_no_rows_of_two_versions(lake):
         if all(parent[name] == child[name] for name in ("_key", "_history", "_seqno"))
     ]
     assert sorted(pairs) == [("k2", 1, 1), ("k3", 1, 1)]
+
+
+def test_children_of_other_modes_are_refused():
+    nothing = DeclaredColumns.parse({})
+    assert parse_children(["lines"], nothing, "current") == (("lines",),)
+    assert parse_children([], nothing, "history") == ()
+    with pytest.raises(UsageError, match="mode is 'history', and children has 'lines'; expected mode = 'current'"):
+        parse_children(["lines"], nothing, "history")
 
 
 def test_duckdb_joins_parents_and_children(lake):
