@@ -202,6 +202,7 @@ def test_rules_rename_type_and_convert_beside_inferred_columns(lake):
     }
     found = TypedTable.find(lake, "orders")
     assert found is not None
+    assert isinstance(found.shape, TableShape)
     assert found.shape.rules == RULES
     assert {(each.field, each.found, each.expected) for each in found.report_rest().misfits} == {
         ("", "no object", None),
