@@ -472,6 +472,8 @@ def test_a_child_is_described_by_its_parent():
             {"children": ["lines"], "columns": {"lines[].n": "INT"}},
             "children has 'lines': field 'n' is in columns and in",
         ),
+        ({"schema": "infer", "children": ["n" * 200]}, "in children makes a table whose name has 207 bytes; expected"),
+        ({"schema": "infer", "children": ["lines"], "collection": "s" * 99 + "." + "c" * 99, "name": ""}, "203 bytes"),
         ({"children": ["o.tags"], "key": "value STRING"}, "children has 'o.tags': column 'value' is in schema and in"),
     ],
 )

@@ -9,9 +9,11 @@ from typing import NoReturn
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["check_declared_name", "refuse_missing_index", "validate_name"]
+__all__ = ["check_declared_name", "check_directory_name", "refuse_missing_index", "validate_name"]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
+MOST_BYTES = 200
+"""Bytes of a name. File systems take 255, and a catalog may put the name of its schema before it."""
 _EXPECTED = "expected 1 to 64 letters, digits, - and _, the first no - or _"
 
 
@@ -27,6 +29,20 @@ def check_declared_name(subject: str, name: str) -> None:
     """
     if not _NAME.fullmatch(name):
         raise UsageError(f"the name of the {subject} is {name!r}, {_EXPECTED}")
+
+
+def check_directory_name(subject: str, name: str) -> None:
+    """Check that a name which follows from other names is short enough for a directory.
+
+    Args:
+        subject: the origin of the name for the error.
+        name: the name.
+
+    Raises:
+        UsageError: the name is too long.
+    """
+    if (size := len(name.encode())) > MOST_BYTES:
+        raise UsageError(f"{subject} makes a table whose name has {size} bytes; expected at most {MOST_BYTES}")
 
 
 def validate_name(name: str) -> str:

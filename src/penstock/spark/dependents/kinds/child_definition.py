@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from penstock.errors import UsageError
 from penstock.names import quote_column
+from penstock.spark.dependents.checks import check_directory_name
 from penstock.spark.dependents.json_paths import parse_path
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.current.child_shape import NO_FIELDS, ChildShape
@@ -72,6 +73,7 @@ class ChildDefinition(DependentKind):
             UsageError: the declared fields have no array there, or two columns have one name.
         """
         name, declared = name_child(table.name, path), NO_FIELDS if fields is None else select_array(fields, path)
+        check_directory_name(f"{format_path(path)!r} in children", name)
         try:
             shape = ChildShape.of_table(table, name, path, declared, rules)
         except UsageError as error:

@@ -12,7 +12,7 @@ from penstock.client.connect.address import Address
 from penstock.client.feeds.collection_selection import CollectionSelection, qualify_name
 from penstock.errors import UsageError
 from penstock.names import quote_table
-from penstock.spark.dependents.checks import check_declared_name
+from penstock.spark.dependents.checks import check_declared_name, check_directory_name
 from penstock.spark.dependents.kinds.child_definition import (
     ChildDefinition,
     DeclaredColumns,
@@ -85,6 +85,7 @@ class TableDefinition(DependentKind):
             check_declared_name("table", self.name)
         else:
             object.__setattr__(self, "name", quote_table(scope, collection))
+            check_directory_name(f"collection {self.collection!r}", self.name)
         if unknown := [name for name in self.metadata if name not in METADATA]:
             raise UsageError(f"metadata has {unknown[0]!r}, expected some of {', '.join(METADATA)}")
         if self.evolve is not None and self.schema != INFERRED:
