@@ -76,8 +76,13 @@ def vacuum(
     where: FileOrLake,
     *,
     keep_hours: Annotated[
-        int, typer.Option(min=0, metavar="HOURS", help="Keep files that tables dropped less than this time ago.")
-    ] = 1,
+        int | None,
+        typer.Option(
+            min=0,
+            metavar="HOURS",
+            help="Keep files that tables dropped less than this time ago. Default: the time_travel of the tables.",
+        ),
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only show the files and bytes that a vacuum would free.")
     ] = False,

@@ -15,7 +15,9 @@ from penstock.client.connect.address import MAX_VBUCKETS
 from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_writer import abort_batch, commit_batch, write_files
+from penstock.spark.lake.maintenance.time_travel import MOST_HOURS
 from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS
 from penstock.spark.lake.tables.directory import LakeDirectory, read_query_id
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import check_catalog, resolve_catalog
 from penstock.spark.lake.tables.lake_checkpoint import publish_commit, publish_end
@@ -105,7 +107,7 @@ def open_lake(options: Mapping[str, str], format_name: str) -> tuple[LakeDirecto
     """Return the lake that options name, and the number of vbuckets of its bucket.
 
     Args:
-        options: `path`, and optionally `tableFormat`, `catalog` and `vbuckets`, as `ChangelogSink` explains them.
+        options: `path`, and optionally `tableFormat`, `catalog`, `vbuckets` and `keepHours`; see `ChangelogSink`.
         format_name: the format that has these options, for errors.
 
     Raises:
@@ -122,11 +124,14 @@ def open_lake(options: Mapping[str, str], format_name: str) -> tuple[LakeDirecto
     table_format = given.get("tableformat", "delta")
     if table_format not in FORMATS:
         raise UsageError(f"{format_name} has tableFormat {table_format!r}; expected one of {', '.join(FORMATS)}")
+    hours = read_digits(given.get("keephours", str(DEFAULT_HOURS)), MOST_HOURS, 1)
+    if hours is None:
+        raise UsageError(f"{format_name} has keepHours {given['keephours']!r}; expected 1 to {MOST_HOURS}")
     catalog = given.get("catalog")
     if catalog:
         check_catalog(catalog)
         catalog = resolve_catalog(catalog, Path.cwd())
-    return LakeDirectory(given["path"], table_format, catalog or None), vbuckets
+    return LakeDirectory(given["path"], table_format, catalog or None, hours), vbuckets
 
 
 def _list_files(messages: Iterable[WriterCommitMessage | None]) -> list[DataFile]:
@@ -146,8 +151,8 @@ class ChangelogSink(DataSource):
 
     Spark passes these options: `path`, the lake; `checkpointLocation`, the checkpoint of the query. `vbuckets` is the
     number of vbuckets of the bucket, 1024 by default. `queryId` replaces the id in the checkpoint. `tableFormat` is
-    delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables. `lock` is the
-    token of the lake's lease, if it has one.
+    delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables. `keepHours` is
+    the time for which past versions of new tables can be read. `lock` is the token of the lake's lease, if it has one.
     """
 
     @classmethod

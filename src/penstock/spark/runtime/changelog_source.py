@@ -64,7 +64,7 @@ class ChangelogFileSource(DataSource):
     """`spark.readStream.format("penstock-changelog-files")`, for the sink `format("penstock-changelog")`.
 
     Its options are those of `format("dcp")`, and, after `lake.`, those of the sink that say where the lake is: `path`,
-    `tableFormat`, `catalog` and `vbuckets`. The sink must have the same.
+    `tableFormat`, `catalog`, `vbuckets` and `keepHours`. The sink must have the same.
     """
 
     @classmethod

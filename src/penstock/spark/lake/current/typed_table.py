@@ -28,7 +28,6 @@ from penstock.spark.lake.current.misfit_shape import AnyShape, MisfitShape, pars
 from penstock.spark.lake.current.shape_changes import list_shape_changes
 from penstock.spark.lake.tables.data_files import ParquetLayout, add_range_column, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.lake.tables.iceberg.iceberg_files import EXPIRY
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
 from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
@@ -50,16 +49,7 @@ KIND = "table"
 """The kind of typed tables in progress, status and metrics."""
 SHAPE = "penstock.shape"
 """The note of the table for the shape."""
-PROPERTIES = {
-    "delta": {
-        "delta.enableChangeDataFeed": "true",
-        "delta.checkpointInterval": "50",
-        "delta.logRetentionDuration": "interval 2 days",
-        "delta.deletedFileRetentionDuration": "interval 1 days",
-    },
-    "iceberg": {EXPIRY: str(24 * 3600 * 1000)},
-}
-"""A job that reads the table, its past or its change feed once a day finds all files."""
+FEED_PROPERTIES = {"delta": {"delta.enableChangeDataFeed": "true"}}
 SAMPLE = "penstock.sample"
 """The note of the table for the number of documents from which the fields were inferred."""
 SHOWN_CHANGES = 5
@@ -235,7 +225,7 @@ def _count_valid(group: pq.RowGroupMetaData, name: str) -> int:
 
 
 def _make_table(lake: LakeDirectory, name: str, columns: pa.Schema) -> AnyTable:
-    return lake.make_table(lake.path / DIRECTORY / name, add_range_column(columns), PROPERTIES)
+    return lake.make_table(lake.path / DIRECTORY / name, add_range_column(columns), FEED_PROPERTIES)
 
 
 def _read_notes(lake: LakeDirectory, name: str) -> tuple[str, str | None] | None:

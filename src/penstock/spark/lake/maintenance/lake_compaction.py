@@ -19,7 +19,6 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.current.document_table import CURRENT, DocumentTable
 from penstock.spark.lake.current.typed_table import list_document_tables
-from penstock.spark.lake.maintenance.lake_vacuum import KEEP_HOURS
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.data_files import (
     CHANGE_LAYOUT,
@@ -115,9 +114,9 @@ def make_merge_transaction(target: DocumentTable, opened: TableVersion) -> tuple
 def maintain_changelog(lake: LakeDirectory) -> bool:
     """Join the changelog's small files once there are very many of them. A run calls this often.
 
-    Only files of similar size are joined, so that a row is copied few times. Replaced files are removed after
-    KEEP_HOURS, as long as the table remembers them. Files that no commit names stay: they may belong to a batch that is
-    being written.
+    Only files of similar size are joined, so that a row is copied few times. Replaced files are removed
+    after the table's own time, as long as the table remembers them. Files that no commit names stay: they may belong to
+    a batch that is being written.
 
     Args:
         lake: the lake of the changelog.
@@ -138,7 +137,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
                 make_maintenance_transaction,
                 _rewrite_files,
             )
-    table.remove_unused_files(KEEP_HOURS, only_replaced=True)
+    table.remove_unused_files(only_replaced=True)
     return are_many
 
 

@@ -21,16 +21,16 @@ from penstock.spark.storage.object_client import repeat_cut_request
 __all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum_table"]
 
 KEEP_HOURS = 1
-"""Default hours that a replaced file stays on disk for readers."""
+"""Hours that a replaced file of an index stays on disk, unless a vacuum names others."""
 
 
 @contextmanager
-def hold_vacuum_lock(lake: LakeDirectory, keep_hours: int, *, dry_run: bool = False) -> Iterator[None]:
+def hold_vacuum_lock(lake: LakeDirectory, keep_hours: int | None, *, dry_run: bool = False) -> Iterator[None]:
     """Hold the lake's lock during the block if files of a running pipeline could be removed.
 
     Args:
         lake: the lake.
-        keep_hours: hours that files are kept.
+        keep_hours: hours that files are kept; None for each table's own time.
         dry_run: whether no file is removed.
 
     Yields:
@@ -39,18 +39,18 @@ def hold_vacuum_lock(lake: LakeDirectory, keep_hours: int, *, dry_run: bool = Fa
     Raises:
         UsageError: `keep_hours` is negative.
     """
-    if keep_hours < 0:
+    if keep_hours is not None and keep_hours < 0:
         raise UsageError(f"files are to be kept for {keep_hours} hours; expected 0 or more")
     with hold_lock(lake.path, 0) if keep_hours == 0 and not dry_run and lake.path.is_dir() else nullcontext():
         yield
 
 
-def vacuum_table(table: AnyTable, keep_hours: int, *, dry_run: bool = False) -> TableReport:
+def vacuum_table(table: AnyTable, keep_hours: int | None, *, dry_run: bool = False) -> TableReport:
     """Remove unused files of one table.
 
     Args:
         table: the table.
-        keep_hours: hours that a file stays after the table's last use of it.
+        keep_hours: hours that a file stays after the table's last use of it; None for the table's own time.
         dry_run: only report, and remove no file.
 
     Returns:
@@ -69,7 +69,7 @@ def vacuum_table(table: AnyTable, keep_hours: int, *, dry_run: bool = False) -> 
     return TableReport(len(before), len(after), sum(before.values()), sum(after.values()))
 
 
-def _list_unused_files(table: AnyTable, keep_hours: int) -> set[str]:
+def _list_unused_files(table: AnyTable, keep_hours: int | None) -> set[str]:
     """Return the paths of the files that vacuum would remove.
 
     Raises:
@@ -80,8 +80,9 @@ def _list_unused_files(table: AnyTable, keep_hours: int) -> set[str]:
     opened = table.open()
     if opened is None:
         return set()
+    hours = table.find_keep_hours(opened) if keep_hours is None else keep_hours
     found = repeat_cut_request(
-        lambda: opened.vacuum(retention_hours=keep_hours, enforce_retention_duration=False, dry_run=True, full=True)
+        lambda: opened.vacuum(retention_hours=hours, enforce_retention_duration=False, dry_run=True, full=True)
     )
     return {unquote(path) for path in found}
 

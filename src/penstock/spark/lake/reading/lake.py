@@ -52,8 +52,8 @@ class Lake(LakeDirectory):
     ) -> Iterator[pa.RecordBatch]:
         """Yield the documents of `current` in batches, so that memory holds a part of them.
 
-        All batches are of the changelog's version at the first one. Its files stay on disk for some minutes after a
-        merge replaces them; a batch after that raises FileNotFoundError. UsageError means that there is no changelog.
+        All batches are of the changelog's version at the first one. Its files stay on disk for a day after a merge
+        replaces them; a batch after that raises FileNotFoundError. UsageError means that there is no changelog.
 
         Args:
             columns: names of CURRENT_COLUMNS; None for all.
@@ -82,7 +82,7 @@ class Lake(LakeDirectory):
     def current_frame(self, spark: SparkSession) -> DataFrame:
         """Return the documents as a Spark frame, as of the changelog's newest version.
 
-        The frame reads the files of this version, which stay on disk for some minutes after a merge replaces them. An
+        The frame reads the files of this version, which stay on disk for a day after a merge replaces them. An
         action after that fails; then call this method again.
 
         Args:

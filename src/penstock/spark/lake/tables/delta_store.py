@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -12,10 +13,40 @@ from penstock.errors import Unreachable, UsageError
 from penstock.spark.storage.object_client import describe_store_error, find_store_options, repeat_cut_request
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 
-__all__ = ["find_delta_options", "have_all_files", "list_commit_errors", "open_delta_log"]
+__all__ = [
+    "DEFAULT_HOURS",
+    "find_delta_options",
+    "have_all_files",
+    "list_commit_errors",
+    "make_table_properties",
+    "open_delta_log",
+    "read_keep_hours",
+]
+
+DEFAULT_HOURS = 24
+"""Hours for which the past versions of a table can be read."""
+MARGIN_HOURS = 1
+"""Hours that the log remembers a removed file after its time: a vacuum of a running pipeline removes no other files."""
+RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
 FEW_FILES = 8
 """Number of objects up to which each is looked up, instead of a listing of all."""
+
+
+def make_table_properties(hours: int) -> dict[str, str]:
+    """Return the properties of a table whose past versions can be read for so many hours."""
+    # Opening a table reads its newest checkpoint and all later commits.
+    return dict.fromkeys(RETENTION, f"interval {hours + MARGIN_HOURS} hours") | {"delta.checkpointInterval": "50"}
+
+
+def read_keep_hours(configuration: Mapping[str, str | None]) -> int | None:
+    """Return the hours of `make_table_properties`, None for properties of another program or an older release.
+
+    Args:
+        configuration: the properties of a table.
+    """
+    found = re.fullmatch(r"interval ([0-9]{1,9}) hours", configuration.get(RETENTION[1]) or "")
+    return None if found is None else max(0, int(found[1]) - MARGIN_HOURS)
 
 
 def find_delta_options(path: LakePath) -> dict[str, str] | None:

@@ -41,7 +41,9 @@ from penstock.spark.lake.tables.delta_store import (
     find_delta_options,
     have_all_files,
     list_commit_errors,
+    make_table_properties,
     open_delta_log,
+    read_keep_hours,
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
 from penstock.spark.storage.object_client import describe_store_error, repeat_cut_request
@@ -359,7 +361,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         """Remove files from the disk that the table has not needed for some time.
 
         Args:
-            keep_hours: hours that files stay; None for the `deletedFileRetentionDuration` of the table.
+            keep_hours: hours that files stay; None for the table's own time.
             only_replaced: True to keep files that no commit names: a batch may be about to commit them.
 
         Raises:
@@ -368,7 +370,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         opened = self.open()
         if opened is None:
             return
-        hours, is_full = None if keep_hours is None else int(keep_hours), not only_replaced
+        hours, is_full = self.find_keep_hours(opened) if keep_hours is None else int(keep_hours), not only_replaced
         try:
             # If enforced, deltalake refuses a time below the table's `deletedFileRetentionDuration`.
             unused = repeat_cut_request(lambda: opened.vacuum(hours, only_replaced, hours is None, full=is_full))
@@ -377,6 +379,23 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         # Not by Delta's vacuum: it would commit a note at each call about removed files that the table still remembers.
         for path in unused if only_replaced else ():
             (self.path / path).unlink(missing_ok=True)
+
+    def find_keep_hours(self, opened: DeltaTable) -> int | None:
+        """Return the hours that replaced files stay, None for the `deletedFileRetentionDuration` of the table."""
+        return read_keep_hours(opened.metadata().configuration)
+
+    def set_time_travel(self, hours: int) -> None:
+        """Set how long past versions can be read. If another commit comes first, the next call tries again.
+
+        Args:
+            hours: the time.
+        """
+        opened = self.open()
+        wanted = make_table_properties(hours)
+        if opened is None or wanted.items() <= opened.metadata().configuration.items():
+            return
+        with suppress(*list_commit_errors(self.path)):
+            opened.alter.set_table_properties(wanted)
 
     def is_intact(self, opened: DeltaTable) -> bool:
         """Return whether only Penstock changed the rows of a table; False if removed logs leave that unknown."""

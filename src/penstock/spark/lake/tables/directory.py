@@ -12,12 +12,14 @@ import re
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import pyarrow as pa
 
 from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused, UsageError
 from penstock.names import escape_text
+from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS, make_table_properties
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, IcebergCatalog
 from penstock.spark.lake.tables.iceberg.iceberg_table import IcebergTable
@@ -26,21 +28,6 @@ from penstock.spark.lake.tables.plain_manifests import find_newest_batch
 from penstock.spark.lake.tables.plain_table import PlainTable
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_SCHEMA
 from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
-
-# Opening a table reads its newest checkpoint and all later commits, and lists the log's directory. These values keep
-# both short. If a version is not merged into `current` before its log entry expires, the whole changelog is merged.
-# The log remembers a removed file for longer than vacuum keeps it, because vacuum removes only remembered files.
-CHANGELOG_PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 6 hours",
-    "delta.deletedFileRetentionDuration": "interval 2 hours",
-}
-# Every merge rewrites files. A short time keeps the list of removed files in the log small.
-CURRENT_PROPERTIES = {
-    "delta.checkpointInterval": "50",
-    "delta.logRetentionDuration": "interval 1 hours",
-    "delta.deletedFileRetentionDuration": "interval 5 minutes",
-}
 
 
 def check_lake_path(path: LakePath, table_format: str | None) -> None:
@@ -72,14 +59,22 @@ class LakeDirectory:
         path: a directory, or a URL with file, s3, abfss or gs.
         table_format: the format of its tables; None for the format that the lake has, and Delta in a new lake.
         catalog: the catalog of Iceberg tables; None for the one that the lake has, and its own in a new lake.
+        keep_hours: hours for which past versions of new tables can be read.
 
     Attributes:
         path: the lake's place: an absolute directory, or a prefix in an object store.
         checkpoint: the directory of the query's checkpoint.
         catalog: the given catalog.
+        keep_hours: the given hours.
     """
 
-    def __init__(self, path: str | LakePath, table_format: str | None = None, catalog: str | None = None) -> None:
+    def __init__(
+        self,
+        path: str | LakePath,
+        table_format: str | None = None,
+        catalog: str | None = None,
+        keep_hours: int = DEFAULT_HOURS,
+    ) -> None:
         text = str(path)
         if not text:
             raise UsageError("the lake is ''; expected a directory such as ./lake, or a URL such as s3://bucket/lake")
@@ -91,6 +86,7 @@ class LakeDirectory:
         self.checkpoint = self.path / "_checkpoint"
         self._given_format = table_format
         self.catalog = catalog
+        self.keep_hours = keep_hours
         self._detected_at = 0.0
         self._tables: tuple[AnyTable, AnyTable] | None = None
         self._iceberg: IcebergCatalog | None = None
@@ -113,8 +109,8 @@ class LakeDirectory:
             self._tables = (
                 PlainTable(changelog, CHANGELOG_SCHEMA)
                 if found == "parquet"
-                else self._make_table(found, changelog, CHANGELOG_SCHEMA, {"delta": CHANGELOG_PROPERTIES}),
-                self._make_table(found, self.path / "current", CURRENT_SCHEMA, {"delta": CURRENT_PROPERTIES}),
+                else self._make_table(found, changelog, CHANGELOG_SCHEMA, is_changelog=True),
+                self._make_table(found, self.path / "current", CURRENT_SCHEMA),
             )
         return self._tables
 
@@ -126,21 +122,26 @@ class LakeDirectory:
             schema: the columns, `vbucket_range` last. A table with other columns is not refused.
             properties: properties of a new table, by format.
         """
-        return self._make_table(self.changelog_table.format, path, schema, properties, checks_columns=False)
+        own = properties.get(self.changelog_table.format, {})
+        return self._make_table(self.changelog_table.format, path, schema, own, checks_columns=False)
 
     def _make_table(
         self,
         table_format: str,
         path: LakePath,
         schema: pa.Schema,
-        properties: Mapping[str, Mapping[str, str]],
+        properties: Mapping[str, str] = MappingProxyType({}),
         *,
         checks_columns: bool = True,
+        is_changelog: bool = False,
     ) -> AnyTable:
         if table_format != "iceberg":
-            return DeltaLakeTable(path, schema, properties["delta"], checks_columns=checks_columns)
+            own = {**properties, **make_table_properties(self.keep_hours)}
+            return DeltaLakeTable(path, schema, own, checks_columns=checks_columns)
         self._iceberg = self._iceberg or IcebergCatalog(self.path, self.catalog)
-        return IcebergTable(path, schema, self._iceberg, properties.get("iceberg"), checks_columns=checks_columns)
+        # Each batch of a changelog is a snapshot in the table's metadata, which every commit writes whole.
+        hours = None if is_changelog else self.keep_hours
+        return IcebergTable(path, schema, self._iceberg, keep_hours=hours, checks_columns=checks_columns)
 
     def _detect_format(self) -> str:
         """Return the format of the tables in the lake, Delta if there are none."""

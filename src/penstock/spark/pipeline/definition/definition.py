@@ -37,6 +37,7 @@ from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
+from penstock.spark.lake.maintenance.time_travel import parse_time_travel
 from penstock.spark.lake.tables.directory import LakeDirectory, check_lake_path
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import (
     check_catalog,
@@ -181,14 +182,17 @@ class TableSettings:
         catalog: the URI of the catalog of Iceberg tables, None for a catalog in the lake.
         current: whether the current table is written.
         retention: an age or a size; a run drops older versions of the changelog. None to keep all.
+        time_travel: the time for which past versions of the tables can be read.
     """
 
     format: Literal["delta", "iceberg", "parquet"] = "delta"
     catalog: str | None = None
     current: bool = True
     retention: str | None = None
+    time_travel: str = "1 day"
 
     def __post_init__(self) -> None:
+        parse_time_travel(self.time_travel)
         if self.retention is not None:
             parse_retention(self.retention)
             if not self.current:
@@ -261,7 +265,7 @@ class PipelineDefinition:
 
     def open_lake(self, path: str | LakePath) -> LakeDirectory:
         """Return the lake at a place, in the declared format."""
-        return LakeDirectory(path, self.tables.format, self.tables.catalog)
+        return LakeDirectory(path, self.tables.format, self.tables.catalog, parse_time_travel(self.tables.time_travel))
 
     def list_dependents(self, source: SourceDefinition) -> list[DependentKind]:
         """Return the dependents of a source's changelog."""

@@ -15,7 +15,7 @@ __all__ = ["vacuum"]
 
 
 @check_arguments
-def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool = False) -> MaintenanceReport:
+def vacuum(lake: LakeDirectory, keep_hours: int | None = None, *, dry_run: bool = False) -> MaintenanceReport:
     """Remove files that the tables and indexes of a lake have not needed for `keep_hours`.
 
     A reader that began before its files were replaced must end within that time. A batch or a merge that is being
@@ -24,7 +24,7 @@ def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool =
 
     Args:
         lake: the lake of the tables.
-        keep_hours: 0 to remove the files at once.
+        keep_hours: 0 to remove the files at once; None for each table's own time, which `time_travel` sets.
         dry_run: only report, and remove no file.
 
     Returns:
@@ -36,7 +36,8 @@ def vacuum(lake: LakeDirectory, keep_hours: int = KEEP_HOURS, *, dry_run: bool =
             target.name: vacuum_table(target.table, keep_hours, dry_run=dry_run)
             for target in list_document_tables(lake)
         }
-        indexes = {name: index.vacuum(keep_hours, dry_run=dry_run) for _, name, index in find_index_parts(lake)}
+        hours = KEEP_HOURS if keep_hours is None else keep_hours
+        indexes = {name: index.vacuum(hours, dry_run=dry_run) for _, name, index in find_index_parts(lake)}
         if not dry_run:
-            remove_drafts(lake, keep_hours)
+            remove_drafts(lake, hours)
         return MaintenanceReport(changelog, tables.pop(CURRENT, TableReport()), tables, indexes)

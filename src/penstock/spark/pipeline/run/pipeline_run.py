@@ -22,6 +22,7 @@ from penstock.client.blocking import LoopThread
 from penstock.client.bucket import Bucket
 from penstock.errors import Error, LakeRefused
 from penstock.spark.dependents.bucket_state import BucketAnswers
+from penstock.spark.lake.maintenance.time_travel import set_time_travel
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_checkpoint import restore_checkpoint
 from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
@@ -140,6 +141,7 @@ def _take_lakes(definition: PipelineDefinition, places: Sequence[_OpenSource], s
     for place in places:
         # Again: the run that held the lock may have written since the first check.
         check_lake(definition, place.source, place.lake)
+        set_time_travel(place.lake)
         control.store_content(place.lake, place.source.list_content_options())
         if isinstance(place.lake.path, ObjectPath):
             place.checkpoint = Path(stack.enter_context(TemporaryDirectory(prefix="penstock-checkpoint-")))

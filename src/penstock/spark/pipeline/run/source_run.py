@@ -116,6 +116,7 @@ class SourceRun:
             "path": str(self.lake.path),
             "vbuckets": str(self._vbuckets),
             "tableFormat": self.lake.changelog_table.format,
+            "keepHours": str(self.lake.keep_hours),
         }
         return options if self.lake.catalog is None else options | {"catalog": self.lake.catalog}
 

@@ -38,7 +38,7 @@ __all__ = [
 class TableSize:
     """The size of a table.
 
-    A replaced file does not count, though it stays on disk for some minutes.
+    A replaced file does not count, though it stays on disk for the time of `time_travel`.
 
     Attributes:
         rows: number of rows, None if unknown.

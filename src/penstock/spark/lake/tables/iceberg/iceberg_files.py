@@ -23,9 +23,8 @@ from penstock.spark.storage.object_path import LakePath
 if TYPE_CHECKING:
     from pyiceberg import manifest
     from pyiceberg.table import Table
+    from pyiceberg.table.metadata import TableMetadata
 
-EXPIRY = "history.expire.max-snapshot-age-ms"
-"""Iceberg's property of a table for the time that its snapshots are kept."""
 PROPERTIES = {
     "format-version": "2",
     # PyIceberg would repeat a commit without the checks of Penstock.
@@ -33,6 +32,23 @@ PROPERTIES = {
     "write.metadata.delete-after-commit.enabled": "true",
     "write.metadata.previous-versions-max": "20",
 }
+
+
+SNAPSHOT_AGE = "history.expire.max-snapshot-age-ms"
+"""Iceberg's property for the age at which a snapshot may expire."""
+KEEP_MINUTES = 10
+"""Age at which the snapshots of a table without SNAPSHOT_AGE expire."""
+
+
+def describe_snapshot_age(age: timedelta) -> dict[str, str]:
+    """Return the property of a table whose snapshots expire at an age."""
+    return {SNAPSHOT_AGE: str(int(age.total_seconds() * 1000))}
+
+
+def read_snapshot_age(metadata: TableMetadata) -> timedelta:
+    """Return the age at which the snapshots of a table expire."""
+    text = metadata.properties.get(SNAPSHOT_AGE, "")
+    return timedelta(milliseconds=int(text)) if text.isdecimal() else timedelta(minutes=KEEP_MINUTES)
 
 
 def describe_table(schema: pa.Schema, properties: Mapping[str, str]) -> dict[str, Any]:

@@ -30,12 +30,13 @@ from penstock.spark.lake.tables.data_files import (
 )
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import IcebergCatalog, is_catalog_failure, locate
 from penstock.spark.lake.tables.iceberg.iceberg_files import (
-    EXPIRY,
     describe_file,
+    describe_snapshot_age,
     describe_table,
     expire_snapshots,
     list_used_files,
     parse_entry,
+    read_snapshot_age,
 )
 from penstock.spark.lake.tables.iceberg.iceberg_schema import change_columns, number_columns, number_paths
 from penstock.spark.lake.tables.iceberg.iceberg_snapshots import (
@@ -58,8 +59,6 @@ if TYPE_CHECKING:
 
 TRIES = 20
 """Number of times that a commit is repeated on newer versions of the table."""
-KEEP_MINUTES = 10
-"""Minutes for which snapshots are kept without a property of the table, so that readers can end."""
 MAX_EXPIRED = 100
 """Older snapshots that may remain: each commit writes the list of all snapshots."""
 
@@ -88,7 +87,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
         path: the directory of the table.
         schema: the columns, `vbucket_range` last.
         catalog: the catalog of the lake.
-        configuration: properties of a new table.
+        keep_hours: hours for which past versions of a new table can be read; None for KEEP_MINUTES.
         checks_columns: whether a table with other columns is refused.
     """
 
@@ -99,13 +98,13 @@ class IcebergTable(LakeTable[IcebergVersion]):
         path: LakePath,
         schema: pa.Schema,
         catalog: IcebergCatalog,
-        configuration: Mapping[str, str] | None = None,
         *,
+        keep_hours: int | None = None,
         checks_columns: bool = True,
     ) -> None:
         super().__init__(path, schema)
+        self._keep_hours = keep_hours
         self._catalog = catalog
-        self._configuration = configuration or {}
         self._checks_columns = checks_columns
         self._seen: tuple[bytes | None, int] | None = None
         self._manifests: dict[str, list[tuple[DataFile, manifest.DataFile, int]]] = {}
@@ -239,7 +238,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
                 problem = error
                 continue
             if (landed := self.open()) is not None:
-                expire_snapshots(landed.table, _find_expiry(landed), MAX_EXPIRED)
+                expire_snapshots(landed.table, read_snapshot_age(landed.metadata), MAX_EXPIRED)
             return
         raise CommitFailed(f"{self.path} did not take a commit: {problem}") from problem
 
@@ -275,7 +274,7 @@ class IcebergTable(LakeTable[IcebergVersion]):
         known = {} if newest is None else read_transactions(newest.metadata, newest.snapshot)
         properties = {TRANSACTIONS: json.dumps(known | {transaction[0]: transaction[1]})}
         change = (
-            self._catalog.begin_table(self.path, **describe_table(self.schema, {**self._configuration, **notes}))
+            self._catalog.begin_table(self.path, **describe_table(self.schema, {**self._describe_past(), **notes}))
             if newest is None
             else newest.table.transaction()
         )
@@ -401,6 +400,29 @@ class IcebergTable(LakeTable[IcebergVersion]):
             f" ({name_operation(foreign)}), but only Penstock may change them: {remedy}"
         )
 
+    def set_time_travel(self, hours: int) -> None:
+        """Set how long past versions can be read. If another commit comes first, the next call tries again.
+
+        A table that keeps none of them stays as it is.
+
+        Args:
+            hours: the time.
+        """
+        from pyiceberg.exceptions import CommitFailedException
+
+        if self._keep_hours is None:
+            return
+        self._keep_hours = hours
+        opened, wanted = self.open(), self._describe_past()
+        if opened is None or wanted.items() <= opened.metadata.properties.items():
+            return
+        with suppress(CommitFailedException), opened.table.transaction() as change:
+            change.set_properties(wanted)
+
+    def _describe_past(self) -> dict[str, str]:
+        """Return the property for the age of snapshots."""
+        return {} if self._keep_hours is None else describe_snapshot_age(timedelta(hours=self._keep_hours))
+
     def forget(self) -> None:
         """Remove the table from the catalog."""
         self._catalog.drop_table(self.path)
@@ -422,7 +444,9 @@ class IcebergTable(LakeTable[IcebergVersion]):
             return
         if (opened := self.open()) is None:
             return
-        keep = _find_expiry(opened) if keep_hours is None else timedelta(hours=keep_hours)
+        # A batch that is being written may have files that no snapshot names yet.
+        least = max(read_snapshot_age(opened.metadata), timedelta(hours=1))
+        keep = least if keep_hours is None else timedelta(hours=keep_hours)
         expire_snapshots(opened.table, keep, 1)
         used = set(list_used_files(opened.table.refresh()))
         limit = time.time() - keep.total_seconds()
@@ -432,9 +456,3 @@ class IcebergTable(LakeTable[IcebergVersion]):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime <= limit:
                     path.unlink()
-
-
-def _find_expiry(opened: IcebergVersion) -> timedelta:
-    """Return how long snapshots are kept: for the time in Iceberg's own property, or for KEEP_MINUTES."""
-    text = opened.metadata.properties.get(EXPIRY)
-    return timedelta(minutes=KEEP_MINUTES) if text is None else timedelta(milliseconds=int(text))
