@@ -238,19 +238,21 @@ def spell_columns(fields: Iterable[str], taken: Iterable[str] = ()) -> list[str]
 DEFAULT_NAME = "_default"
 """The name of the first scope of a bucket, and of its first collection."""
 _TABLE_OF_DEFAULT = "default"
+_TAKEN_TABLES = (_TABLE_OF_DEFAULT, "changelog", "current")
+"""Tables that no collection of the default scope has by its name: two are those of a lake."""
 
 
 def quote_table(scope: str, collection: str) -> str:
     """Return the name of the table of a collection: `orders`, or `shop_x2e_orders` of another scope than the default.
 
     The point between scope and collection, and all other characters, are spelt as in a column. The default collection
-    has the table `default`.
+    has the table `default`. So a collection `default`, `changelog` or `current` has its first letter spelt.
     """
     if (scope, collection) == (DEFAULT_NAME, DEFAULT_NAME):
         return _TABLE_OF_DEFAULT
     if scope != DEFAULT_NAME:
         return quote_column(f"{scope}.{collection}")
-    if collection.lower() == _TABLE_OF_DEFAULT:
+    if collection.lower() in _TAKEN_TABLES:
         return f"_x{ord(collection[0]):x}_{collection[1:]}"
     return quote_column(collection)
 

@@ -97,7 +97,7 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
     with run_process("pipeline", "run", "--to", lake, "--available-now", PENSTOCK_URL=node.url("beer")) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
-    assert out.endswith("300 rows written; the changelog has 300.\n")
+    assert out.endswith("300 rows written; the changelog has 300.\nTables: default (300 rows).\n")
     rows = on_beer("pipeline", "show", lake, "current", "--limit", 1000, "--json").json_lines
     assert {row["key"]: json.loads(row["value"]) for row in rows} == documents
 
@@ -136,10 +136,10 @@ def test_run_fills_a_lake_until_it_is_stopped(on_beer, node, tmp_path):
         rest, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, err
     assert "Traceback" not in err
-    assert rest.endswith("16 rows written; the changelog has 316.\n")
+    assert rest.endswith("16 rows written; the changelog has 316.\nbeer: Tables: default (296 rows).\n")
     (found,) = on_beer("pipeline", "status", lake, "--json").json_lines
-    (current,) = found["dependents"]
-    assert (found["state"], current["pending"], current["size"]["rows"]) == ("ended", 0, 296)
+    sizes = [(each["name"], each["pending"], each["size"]["rows"]) for each in found["dependents"]]
+    assert (found["state"], sizes) == ("ended", [("default", 0, 296), ("current", 0, 296)])
     assert found["pages"] == {}
     assert on_beer("pipeline", "stop", lake).out == f"No run writes {lake}.\n"
 
@@ -195,9 +195,10 @@ def test_plan_shows_the_effects_of_a_run(run, file, on_beer, node, cache):
         {"collections": "_default", "key_pattern": "^beer"},
     )
     assert [(part["name"], part["kind"], part["is_new"]) for part in first["parts"]] == [
-        ("changelog", "delta", True), ("current", "delta", True), ("i", "index", True), ("t", "fulltext", True),
+        ("changelog", "delta", True), ("tables", "table", True), ("current", "delta", True),
+        ("i", "index", True), ("t", "fulltext", True),
     ]  # fmt: skip
-    assert [part["kind"] for part in second["parts"]] == ["delta", "delta", "bucket", "invalidate"]
+    assert [part["kind"] for part in second["parts"]] == ["delta", "table", "delta", "bucket", "invalidate"]
     assert (first["lake"]["state"], second["lag"]) == ("new", 0)
     assert not (file.parent / "two").exists()
     assert second["parts"][-1]["place"] == f"{cache}/drop"

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from penstock.spark import Lake
 from penstock.spark.lake.changelog import changelog_writer as changelog
+from penstock.spark.lake.changelog.found_collections import find_collections
 from penstock.spark.lake.current import current_table as current
 from penstock.spark.lake.current.child_shape import ChildShape
 from penstock.spark.lake.current.document_table import DocumentTable, describe_current
@@ -27,6 +28,7 @@ from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.reading.lake_readers import read_changelog, read_documents
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
+from penstock.spark.pipeline.state.kept_tables import infer_tables
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.values.json_types import from_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
@@ -40,6 +42,10 @@ QUERY = "6f1c0a52-2a5b-4e0e-9d1c-9c7b7e9f4d11"
 TYPED = TableShape(name="documents", fields=from_ddl("n BIGINT"))
 LINES = ChildShape.of_table(TYPED, "documents_lines", ("lines",), from_ddl("lines ARRAY<STRING>"))
 """A child table of the values of `batch_rows`."""
+
+ORDERS: dict[str, Any] = {"collection_id": 8, "scope": "shop", "collection": "orders"}
+"""The collection whose JSON objects come with a later batch of the killable driver. No column has their field."""
+INFERRED_ORDERS = TableShape(name="shop_x2e_orders", fields=pa.schema([]), scope="shop", collection="orders")
 
 Row = dict[str, Any]
 Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
@@ -156,13 +162,14 @@ def orphans(lake: Lake) -> list[str]:
 
 def list_targets(lake: Lake) -> list[DocumentTable]:
     """Return the tables of documents that the killable driver merges."""
-    return [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in (TYPED, LINES))]
+    inferred = [each.open(lake).describe() for each in infer_tables(find_collections(lake))]
+    return [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in (TYPED, LINES)), *inferred]
 
 
-def read_typed_documents(lake: Lake) -> dict[tuple[int, int, bytes], bytes]:
-    """Return the values of the typed table, which no field of it fits, by document; fails at a second row."""
+def read_typed_documents(lake: Lake, shape: TableShape = TYPED) -> dict[tuple[int, int, bytes], bytes]:
+    """Return the values of a typed table, which no field of it fits, by document; fails at a second row."""
     found: dict[tuple[int, int, bytes], bytes] = {}
-    for line in read_rows(TypedTable(lake, TYPED)):
+    for line in read_rows(TypedTable(lake, shape)):
         identity = (line["_vbucket"], line["_collection_id"], line["_key"].encode())
         assert identity not in found
         found[identity] = line["_rest"].encode()
@@ -189,8 +196,9 @@ def batch_rows(batch: int) -> list[Row]:
         for number in range(1, 5):
             event = "deletion" if (batch + number + vbucket) % 5 == 0 else "mutation"
             key = b"document %d" % ((batch + number) % 7)
-            value = b'{"lines":["%d of %d"%s]}' % (number, batch, b',"x"' * (number % 3))
-            rows.append(row(vbucket, base + number, key, value, event, history=history))
+            more = ORDERS if number == 3 and batch > 1 else {}
+            text = b'{"":%d}' % batch if more else b'{"lines":["%d of %d"%s]}' % (number, batch, b',"x"' * (number % 3))
+            rows.append(row(vbucket, base + number, key, text, event, history=history, **more))
     return rows
 
 
@@ -204,7 +212,9 @@ def steps(lake: Lake, batch: int) -> Iterator[str]:
     yield "committed"
     (lake.checkpoint / "commits" / str(batch)).write_text("")
     yield "logged"
-    merges = current.prepare_merges(list_targets(lake))
+    targets = list_targets(lake)
+    yield "found"
+    merges = current.prepare_merges(targets)
     yield "merge written"
     for number, merge in enumerate(merges, 1):
         if isinstance(merge, current.PreparedMerge):
@@ -241,8 +251,12 @@ def check_driven(lake: Lake, batches: int) -> None:
     rows = [change for batch in range(batches) for change in batch_rows(batch)]
     assert identities(lake) == sorted((r["vbucket"], r["history"], r["seqno"]) for r in rows)
     assert as_documents(read_table_documents(lake)) == model(rows)
-    assert read_typed_documents(lake) == {identity: value for identity, (_, value) in model(rows).items()}
-    assert read_typed_lines(lake) == {at: json.loads(value)["lines"] for at, (_, value) in model(rows).items()}
+    documents = {identity: value for identity, (_, value) in model(rows).items()}
+    for collection_id, shape in ((0, TYPED), (8, INFERRED_ORDERS)):
+        wanted = {identity: value for identity, value in documents.items() if identity[1] == collection_id}
+        assert read_typed_documents(lake, shape) == wanted
+    lines = {at: json.loads(value)["lines"] for at, value in documents.items() if at[1] == 0}
+    assert read_typed_lines(lake) == lines
     assert read_documents(lake).num_rows == len(model(rows))
 
 

@@ -216,6 +216,7 @@ KILLS = [
     ("committed", 4),
     ("merge written", 4),
     ("merged 2", 3),
+    ("found", 2),
 ]
 
 

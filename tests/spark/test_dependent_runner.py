@@ -3,7 +3,6 @@
 import json
 import threading
 from concurrent.futures import Future
-from functools import partial
 from types import SimpleNamespace
 from typing import cast
 
@@ -15,7 +14,6 @@ from penstock.spark import Lake
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
 from penstock.spark.dependents.registry import AT_ONCE
 from penstock.spark.lake.current.current_table import read_merged_version
-from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.reading.lake_readers import count_rows
@@ -23,9 +21,10 @@ from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.definition.definition import define_bucket_pipeline
 from penstock.spark.pipeline.run import dependent_runner
 from penstock.spark.pipeline.run.dependent_runner import DependentRunner, DependentTask
-from penstock.spark.pipeline.run.dependent_tasks import create_table_tasks, create_tasks
+from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.run.run_metrics import PipelineMetrics
 from penstock.spark.pipeline.run.source_run import SourceRun
+from penstock.spark.pipeline.run.table_tasks import TableTargets, TableTasks
 from penstock.spark.pipeline.state import run_state as control
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag
@@ -52,7 +51,7 @@ def changes(first: int, behind: int, vbucket: int = 1):
 
 
 def create_current_task(lake: Lake, policy: MergePolicy = PATIENT) -> DependentTask:
-    return create_table_tasks([partial(describe_current, lake)], policy)[0]
+    return TableTasks(lake, TableTargets(lake, (), has_current=True, is_inferring=False), policy).tasks[0]
 
 
 def add_pending(meter: ChangelogMeter, *tasks: DependentTask) -> None:
@@ -351,7 +350,7 @@ def test_reset_removes_the_named_tables(lake):
     (lake.path / "indexes").mkdir()
     (lake.path / "indexes" / "gone.sqlite").write_text("x")
     (lake.path / "indexes" / "gone.sqlite-wal").write_text("x")
-    with pytest.raises(UsageError, match=r"there is no 'x' in .*, expected some of changelog, current, gone"):
+    with pytest.raises(UsageError, match=r"there is no 'x' in .*, expected some of changelog, current, default, gone"):
         plan_removal(lake, ["x"])
     with hold_lock(lake.path, 0), pytest.raises(LakeRefused):
         remove_tables(plan_removal(lake, ["gone"]))
@@ -362,8 +361,8 @@ def test_reset_removes_the_named_tables(lake):
     ).unlink()  # SQLite's last reader removes this file between plan and removal
     remove_tables(removal)
     assert [path.name for path in (lake.path / "indexes").iterdir()] == []
-    assert [each.name for each in read_status(lake).dependents] == ["current"]
-    remove_tables(plan_removal(lake, ["current"]))
+    assert [each.name for each in read_status(lake).dependents] == ["default", "current"]
+    remove_tables(plan_removal(lake, ["current", "default"]))
     assert read_status(lake).dependents == ()
     create_current_task(lake).run()
     assert count_rows(lake.current_table) == 10

@@ -35,7 +35,13 @@ PIPELINE: dict[str, Any] = {
     ],
 }
 PROGRESS = SourceProgress(
-    "beer", rows=11, bytes=500, dependents=(DependentProgress("current", "current", rows=7, applied_rows=9),)
+    "beer",
+    rows=11,
+    bytes=500,
+    dependents=(
+        DependentProgress("brewing_x2e_ales", "table", rows=5),
+        DependentProgress("current", "current", rows=7, applied_rows=9),
+    ),
 )
 FACETS = {"outputStatistics": {"rowCount"}, "schema": {"fields"}, "jobType": {"processingType", "integration"}}
 FACETS["errorMessage"] = {"message", "programmingLanguage"}
@@ -107,6 +113,7 @@ def test_run_has_a_start_and_an_end(tmp_path):
         ("couchbase://127.0.0.1:7", "copy"),
         ("kafka://kafka-1:9092", "beer.{collection}"),
         ("http://127.0.0.1:7", "drop"),
+        ("s3://lakes", "breweries/tables/brewing_x2e_ales"),
     ]
     changelog, current = events[2]["outputs"][:2]
     columns = [each["name"] for each in changelog["facets"]["schema"]["fields"]]
@@ -220,6 +227,6 @@ def test_run_of_a_pipeline_sends_events(spark, documents, tmp_path):
     assert end["job"]["name"] == "cellar.default"
     assert end["job"]["facets"]["jobType"]["processingType"] == "BATCH"
     assert [(each["namespace"], each["name"]) for each in end["outputs"]] == [
-        ("file", str(tmp_path / "lake" / name)) for name in ("changelog", "current")
+        ("file", str(tmp_path / "lake" / name)) for name in ("changelog", "current", "tables/default")
     ]
-    assert [each["outputFacets"]["outputStatistics"]["rowCount"] for each in end["outputs"]] == [10, 9]
+    assert [each["outputFacets"]["outputStatistics"]["rowCount"] for each in end["outputs"]] == [10, 9, 9]

@@ -130,14 +130,15 @@ def test_a_kind_is_one_module(key_lists, node, tmp_path, capsys):
     checkpoint(lake.checkpoint)
     append(lake, 0, [row(1, 1, b"beer"), row(1, 2, b"ale"), row(1, 3, b"bock")])
     tasks = create_tasks(definition, source, lake)
-    assert [task.progress.kind for task in tasks] == ["current", "key_list"]
+    assert [each.kind for task in tasks for each in task.list_progress()] == ["current", "key_list"]
     assert tasks[-1].is_due(0.0)
     for task in tasks:
         task.run()
-    assert (tasks[-1].progress.version, tasks[-1].progress.pending) == (0, 0)
+    (ended,) = tasks[-1].list_progress()
+    assert (ended.version, ended.pending) == (0, 0)
 
     # status
-    progress = {"dependents": [asdict(task.progress) for task in tasks]}
+    progress = {"dependents": [asdict(each) for task in tasks for each in task.list_progress()]}
     replace(run_state.create_run_state(), ended=True, progress=progress).write(lake)
     shown = read_status(lake).dependents[-1]
     assert (shown.name, shown.kind, shown.version) == ("bs", "key_list", 0)

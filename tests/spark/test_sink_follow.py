@@ -147,13 +147,10 @@ def test_pipeline_option_lost_keeps_or_removes_versions(source, documents, lost,
     source.commit()
     definition = replace(define_bucket_pipeline(str(source.lake.path)), dependents=(sink,))
     for _ in range(2):
-        [task] = [
-            task
-            for task in create_tasks(definition, definition.sources[0], source.lake)
-            if task.progress.name == "copy"
-        ]
+        *_, task = create_tasks(definition, definition.sources[0], source.lake)
         task.run()
-        assert task.progress.error is None
+        (progress,) = task.list_progress()
+        assert (progress.name, progress.error) == ("copy", None)
         source.roll_back(1, 1)
         source.commit()
     assert contents(documents, source).keys() == left

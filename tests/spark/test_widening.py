@@ -3,8 +3,6 @@
 import json
 import logging
 import time
-from collections.abc import Callable
-from functools import partial
 
 import polars as pl
 import pyarrow as pa
@@ -15,12 +13,11 @@ from deltalake.exceptions import DeltaError, DeltaProtocolError
 from polars.exceptions import PolarsError
 
 from penstock.spark import Lake
-from penstock.spark.lake.current.document_table import DocumentTable, describe_current
+from penstock.spark.dependents.kinds.table_definition import TableDefinition
 from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.table_shape import TableShape
-from penstock.spark.lake.current.typed_table import TypedTable
-from penstock.spark.pipeline.run.dependent_tasks import create_table_tasks
+from penstock.spark.pipeline.run.table_tasks import TableTargets, TableTasks
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.values.json_types import from_ddl
 from tests.spark.lakes import append, row
@@ -98,18 +95,18 @@ def test_readers_refuse_delta_type_widening(tmp_path):
 def merge(lake, tasks, batch, rows):
     """Append rows, and merge them as a run does."""
     append(lake, batch, rows)
-    for task in tasks:
-        task.run()
+    for task in tasks.tasks:
+        task.add_pending(batch, [])
+    tasks.run()
 
 
 def test_a_conflict_is_logged_once(lake, caplog):
-    table = TypedTable(lake, TableShape(name="orders", fields=FIELDS))
+    declared = TableDefinition(name="orders", collection="_default", schema="n INT, name STRING")
+    targets = TableTargets(lake, [declared], has_current=True, is_inferring=False)
     append(lake, 0, documents(0, 100, 1, name="x"))
-    targets: list[Callable[[], DocumentTable]] = [partial(describe_current, lake), table.describe]
-    tasks = create_table_tasks(targets, MergePolicy())
+    tasks = TableTasks(lake, targets, MergePolicy())
     with caplog.at_level(logging.WARNING, "penstock.pipeline"):
-        for task in tasks:
-            task.run()
+        tasks.run()
         merge(lake, tasks, 1, documents(0, 50, 1000, new=1))  # a field that the schema lacks is no conflict
         assert caplog.messages == []
         merge(lake, tasks, 2, documents(7, 8, 2000, name=5))
@@ -122,7 +119,7 @@ def test_a_conflict_is_logged_once(lake, caplog):
         "table orders: field name is array in 30 values, expected STRING",
         "table orders: field n is text in 30 values, expected INT",
     ]
-    again = create_table_tasks(targets, MergePolicy())
+    again = TableTasks(lake, targets, MergePolicy())
     with caplog.at_level(logging.WARNING, "penstock.pipeline"):
         merge(lake, again, 6, documents(0, 1, 6000, name=1))
     assert len(caplog.messages) == 3

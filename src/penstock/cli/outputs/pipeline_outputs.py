@@ -293,6 +293,7 @@ class LakeState(TypedDict):
         dependents: the current table and the dependents.
         last_rollback: the newest rollback.
         schema_changes: fields of values that the schema lacks.
+        left_out: why collections have no inferred table, null if all have one.
         removed: dependents that have files, and are no longer declared.
         paused: whether the file pauses the source.
         declared: false for a source that the file no longer declares.
@@ -318,6 +319,7 @@ class LakeState(TypedDict):
     dependents: list[DependentState]
     last_rollback: DatedRollback | None
     schema_changes: list[str]
+    left_out: str | None
     removed: list[UndeclaredDependent]
     paused: bool
     declared: bool

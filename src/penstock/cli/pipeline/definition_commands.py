@@ -144,6 +144,8 @@ def _format_plan(source: PlannedSource) -> str:
         rows.append(("a run is refused", str(source.refusal)))
     rows += [("a run will try again", text) for text in source.warnings]
     rows += [("not checked", text) for text in source.unchecked]
+    if source.status.left_out is not None:
+        rows.append(("without table", source.status.left_out))
     lines += [f"  {name:<24} {text}" for name, text in rows]
     for part in source.parts:
         begins = (

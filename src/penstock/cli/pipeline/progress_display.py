@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 
     from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["ProgressDisplay", "format_size", "make_progress_object", "print_result"]
+__all__ = ["SHOWN_TABLES", "ProgressDisplay", "format_size", "make_progress_object", "print_result"]
+
+
+SHOWN_WAITING = 5
+"""Tables and sinks with pending changes in a line."""
+SHOWN_TABLES = 20
+"""Typed tables that are shown, beside those with an error."""
 
 
 class ProgressDisplay:
@@ -94,7 +100,8 @@ def _format_line(progress: SourceProgress) -> str:
     name = "" if progress.source is None else f"{progress.source:<12} "
     rows = f"{name}{progress.rows:>12,} rows written {progress.rows_per_second:>9,.0f} rows/s"
     parts = [rows, f"lag {_format_lag(progress)}"]
-    parts += [_format_dependent(each) for each in progress.dependents if each.error or each.pending]
+    waiting = [_format_dependent(each) for each in progress.dependents if each.error or each.pending]
+    parts += _shorten(waiting, SHOWN_WAITING)
     if progress.rollbacks:
         parts.append(f"{progress.rollbacks:,} vbuckets rolled back")
     parts += [f"values have {change}" for change in progress.schema_changes[-1:]]
@@ -130,12 +137,21 @@ def _make_progress_table(sources: Any) -> Table:
             f"{progress.rollbacks:,}",
             Text(make_printable("; ".join(progress.schema_changes[-2:]))),
         )
-        for each in progress.dependents:
+        tables = [each for each in progress.dependents if each.kind == "table"]
+        hidden = [each for each in tables if not each.error][SHOWN_TABLES:]
+        for each in (each for each in progress.dependents if each not in hidden):
             rows = "" if each.rows is None else f"{each.rows:,}"
             applied, pending = f"{each.applied_rows:,}", f"{each.pending:,} rows"
             error = Text(make_printable(each.error or ""))
             table.add_row(f"  {each.name}", rows, applied, "", "", pending, "", error)
+        if hidden:
+            table.add_row(f"  {len(hidden):,} more tables", f"{sum(each.rows or 0 for each in hidden):,}")
     return table
+
+
+def _shorten(names: list[str], most: int) -> list[str]:
+    """Return at most `most` names, and the number of the others."""
+    return names if len(names) <= most else [*names[:most], f"and {len(names) - most:,} more"]
 
 
 def format_size(octets: float) -> str:
@@ -156,6 +172,9 @@ def print_result(sources: tuple[SourceProgress, ...], *, as_json: bool) -> None:
         if not as_json:
             name = "" if progress.source is None else f"{progress.source}: "
             print_text(f"{name}{progress.rows:,} rows written; the changelog has {progress.changelog_rows:,}.")
+            tables = [f"{each.name} ({each.rows or 0:,} rows)" for each in progress.dependents if each.kind == "table"]
+            if tables:
+                print_text(f"{name}Tables: {', '.join(_shorten(tables, SHOWN_TABLES))}.")
             for each in progress.dependents:
                 if each.error:
                     print_text(f"{name}{each.kind} {each.name} is {each.pending:,} rows behind: {each.error}")

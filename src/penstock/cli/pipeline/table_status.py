@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from penstock.cli.pipeline.progress_display import format_size
+from penstock.cli.pipeline.progress_display import SHOWN_TABLES, format_size
 
 if TYPE_CHECKING:
     from penstock.spark.pipeline.state.lake_status import DependentStatus, LakeStatus
@@ -25,8 +25,12 @@ Cells = Sequence[str]
 
 def list_table_lines(found: LakeStatus) -> list[str]:
     """Return lines about the tables and dependents of a lake."""
-    removed = {each.name for each in found.removed}
-    tables = [each for each in found.dependents if each.name not in removed]
+    removed = {(each.kind, each.name) for each in found.removed}
+    kept = [each for each in found.dependents if (each.kind, each.name) not in removed]
+    # Of many tables, those without pending changes and misfits are only counted.
+    quiet = [each for each in kept if each.rest is not None and not (each.pending or each.error or each.rest.rows)]
+    counted = quiet[SHOWN_TABLES:]
+    tables = [each for each in kept if each not in counted]
     rows = [_list_cells(each) for each in tables]
     rows += [(each.name, each.kind, "", "", "", "", "no longer declared") for each in found.removed]
     if not rows:
@@ -34,6 +38,11 @@ def list_table_lines(found: LakeStatus) -> list[str]:
     heads = ("table", "kind", "rows", "_rest", "size", "version", "state")
     lines = _align([heads, *rows], "<<>>>><")
     errors = [f"  {each.name}: {each.error}" for each in tables if each.error is not None]
+    if counted:
+        total = sum(each.size.rows or 0 for each in counted if each.size is not None)
+        lines.append(f"  {len(counted):,} more tables of {total:,} rows are up to date; --json has each")
+    if found.left_out is not None:
+        lines.append(f"  without table: {found.left_out}")
     samples = [f"  {each.name}: {text}" for each in tables if (text := each.describe_sample()) is not None]
     return [*lines, *errors, *samples, *_list_misfits(tables)]
 

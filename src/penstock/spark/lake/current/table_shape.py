@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 
 from penstock.errors import UsageError
 from penstock.names import quote_column, spell_columns
+from penstock.spark.lake.changelog.found_collections import name_collections
 from penstock.spark.lake.changelog.merge_rules import to_key_columns
 from penstock.spark.lake.current.document_table import LoadStamp
 from penstock.spark.tables.array_elements import make_array_rule
@@ -221,12 +222,8 @@ class TableShape:
 
     def select_documents(self, changes: pa.Table) -> pa.Table:
         """Return the changes that have a row in the table."""
-        is_default = pc.equal(changes["collection_id"], 0)
-        names = [
-            pc.if_else(is_default, pc.fill_null(changes[name], "_default"), changes[name])
-            for name in ("scope", "collection")
-        ]
-        is_member = pc.and_(pc.equal(names[0], self.scope), pc.equal(names[1], self.collection))
+        scopes, collections = name_collections(changes)
+        is_member = pc.and_(pc.equal(scopes, self.scope), pc.equal(collections, self.collection))
         if self.deletes == "remove":
             is_member = pc.and_(is_member, pc.equal(changes["event"], Event.MUTATION))
         return changes.filter(is_member)

@@ -8,6 +8,7 @@ from penstock.spark.lake.reading.lake_positions import read_planned_end
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import describe_held_lake
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.state.kept_tables import list_kept
 from penstock.spark.pipeline.state.lake_status import find_run_state
 from penstock.spark.pipeline.state.run_state import check_content, read_run_state
 from penstock.spark.pipeline.state.source_lakes import SourceLake
@@ -28,7 +29,7 @@ def check_lake(definition: PipelineDefinition, source: SourceDefinition, lake: L
     """
     lake.check_owner()
     check_content(lake, source.list_content_options())
-    for each in definition.list_dependents(source):
+    for each in list_kept(definition, source, lake):
         each.open(lake).position()
 
 

@@ -36,6 +36,7 @@ from penstock.options import (
 from penstock.spark.dependents.checks import check_declared_name
 from penstock.spark.dependents.registry import DependentKind, list_kinds, list_titles
 from penstock.spark.lake.current.merge_policy import MergePolicy
+from penstock.spark.lake.current.typed_table import KIND as TABLE
 from penstock.spark.lake.maintenance.lake_retention import parse_retention
 from penstock.spark.lake.maintenance.time_travel import parse_time_travel
 from penstock.spark.lake.tables.directory import LakeDirectory, check_lake_path
@@ -180,7 +181,8 @@ class TableSettings:
     Attributes:
         format: "delta", "iceberg", or "parquet" for plain files.
         catalog: the URI of the catalog of Iceberg tables, None for a catalog in the lake.
-        current: whether the current table is written.
+        current: whether the current table is written, and inferred tables.
+        infer: whether collections of a source without a declared table get inferred tables.
         retention: an age or a size; a run drops older versions of the changelog. None to keep all.
         time_travel: the time for which past versions of the tables can be read.
     """
@@ -188,6 +190,7 @@ class TableSettings:
     format: Literal["delta", "iceberg", "parquet"] = "delta"
     catalog: str | None = None
     current: bool = True
+    infer: bool = True
     retention: str | None = None
     time_travel: str = "1 day"
 
@@ -272,6 +275,12 @@ class PipelineDefinition:
         address = source.parse_options().place
         declared = [each.bind_source(address) for each in self.dependents if each.source in (None, source.name)]
         return [part for each in declared for part in each.list_parts()]
+
+    def infers_tables(self, source: SourceDefinition) -> bool:
+        """Return whether each collection of a source with JSON objects gets an inferred table."""
+        is_declared = any(each.kind == TABLE for each in self.list_dependents(source))
+        has_values = source.reader_options.get("keys_only") != "true"
+        return self.tables.current and self.tables.infer and has_values and not is_declared
 
 
 def define_bucket_pipeline(lake: str, **source: Any) -> PipelineDefinition:

@@ -16,6 +16,8 @@ import pyarrow as pa
 
 from penstock.client.connect.address import Address
 from penstock.client.feeds.collection_selection import CollectionSelection
+from penstock.spark.lake.current.typed_table import DIRECTORY
+from penstock.spark.lake.current.typed_table import KIND as TABLE
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.schemas import CHANGELOG_SCHEMA, CURRENT_COLUMNS
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
@@ -58,6 +60,7 @@ class LineageJob:
         is_batch: True if the run ends by itself.
         inputs: the input datasets.
         outputs: the output datasets by the names of tables and dependents.
+        tables: the place of inferred tables, which the progress of a run names.
     """
 
     namespace: str
@@ -65,6 +68,7 @@ class LineageJob:
     is_batch: bool
     inputs: tuple[Mapping[str, Any], ...]
     outputs: Mapping[str, Mapping[str, Any]]
+    tables: str
 
     def make_event(
         self, run_id: str, event_type: RunEventType, progress: SourceProgress | None = None, error: str | None = None
@@ -92,9 +96,16 @@ class LineageJob:
             "run": {"runId": run_id, "facets": facets},
             "job": {"namespace": self.namespace, "name": self.name, "facets": {"jobType": job_type}},
             "inputs": list(self.inputs),
-            "outputs": [*_add_statistics(self.outputs, progress)],
+            "outputs": [*_add_statistics({**self.outputs, **self._list_inferred(progress)}, progress)],
             "producer": PRODUCER,
             "schemaURL": _EVENT_SCHEMA,
+        }
+
+    def _list_inferred(self, progress: SourceProgress | None) -> dict[str, Mapping[str, Any]]:
+        """Return the datasets of tables that the run has, and the file does not declare."""
+        names = [each.name for each in progress.dependents if each.kind == TABLE] if progress is not None else []
+        return {
+            name: _make_dataset(*_split_place(f"{self.tables}/{name}")) for name in names if name not in self.outputs
         }
 
 
@@ -125,7 +136,7 @@ def describe_job(
     for each in definition.list_dependents(source):
         outputs[each.name] = _make_dataset(*(each.find_dataset() or _split_place(each.locate(lake))))
     inputs = tuple(_list_inputs(options.place, options.selection))
-    return LineageJob(namespace, ".".join(names), is_batch, inputs, outputs)
+    return LineageJob(namespace, ".".join(names), is_batch, inputs, outputs, str(lake.path / DIRECTORY))
 
 
 def generate_run_id() -> str:

@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Protocol
 from penstock.client.tracing.tracer import trace_work
 from penstock.errors import Error
 from penstock.spark.dependents.dependent import IDLE_VERSIONS
+from penstock.spark.lake.changelog.changelog_delta import find_delta
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.tables.data_files import DataFile
+from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.run.batch_spans import APPLY, SEND
 from penstock.spark.pipeline.state.run_progress import DependentProgress
 from penstock.spark.tables.misfits import RestReport
@@ -27,7 +29,7 @@ from penstock.spark.tables.misfits import RestReport
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["DependentRunner", "DependentTask", "RunnerTask"]
+__all__ = ["DependentRunner", "DependentTask", "RunnerTask", "initialize_task"]
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the first retry, and greatest number of seconds between two attempts."""
@@ -99,6 +101,10 @@ class DependentTask:
         """The progress so far."""
         return self._state
 
+    def list_progress(self) -> list[DependentProgress]:
+        """Return the progress, as one of the rows of a run."""
+        return [self._state]
+
     def set_position(self, version: int, newest: int, pending: Sequence[DataFile]) -> None:
         """Set the applied version, the changelog's newest version, and the files between the two."""
         self._state = replace(self._state, version=version, rows=self._count_rows(version), rest=self._report_rest())
@@ -155,8 +161,19 @@ class DependentTask:
                 raise
             self._record_failure(error)
             return
+        self.record_applied(version, before, time.monotonic() - began)
+
+    def record_applied(self, version: int, before: int | None = None, seconds: float = 0.0) -> None:
+        """Store that all changes up to a version are applied.
+
+        Args:
+            version: the version.
+            before: rows that were pending before; None for those that are pending now.
+            seconds: the time that it took.
+        """
         rows, rest = self._count_rows(version), self._report_rest()
         with self._lock:
+            before = self._state.pending if before is None else before
             self._pending = [each for each in self._pending if each.version > version]
             left = sum(each.rows for each in self._pending)
             self._state = replace(
@@ -167,7 +184,7 @@ class DependentTask:
                 rest=rest,
                 applied_rows=self._state.applied_rows + max(0, before - left),
                 merges=self._state.merges + 1,
-                merge_seconds=self._state.merge_seconds + time.monotonic() - began,
+                merge_seconds=self._state.merge_seconds + seconds,
                 error=None,
                 failures=0,
             )
@@ -204,6 +221,23 @@ class DependentTask:
         self._retry_at = time.monotonic() + pause
         with self._lock:
             self._state = replace(self._state, error=text, failures=failures)
+
+
+def initialize_task(task: DependentTask, lake: LakeDirectory, known: tuple[str, int] | None) -> DependentTask:
+    """Return the task with its pending changes set.
+
+    Args:
+        task: the task.
+        lake: the lake of the changelog.
+        known: id and version of the changelog that were applied, None if nothing was applied.
+
+    Returns:
+        The same task.
+    """
+    delta = find_delta(lake, known)
+    if delta is not None:
+        task.set_position(-1 if delta.is_full or known is None else known[1], delta.version, delta.files)
+    return task
 
 
 class RunnerTask(Protocol):

@@ -10,11 +10,15 @@ from typing import TYPE_CHECKING
 from penstock.client.blocking import LoopThread
 from penstock.errors import Error, UsageError
 from penstock.spark.dependents.bucket_state import BucketAnswers
+from penstock.spark.lake.changelog.found_collections import read_collections
+from penstock.spark.lake.current.typed_table import DIRECTORY
+from penstock.spark.lake.current.typed_table import KIND as TABLE
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.checks.check_list import list_checks
 from penstock.spark.pipeline.checks.run_check import Check, CheckContext, CheckFinding, Need, walk_checks
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.state.kept_tables import list_kept
 from penstock.spark.pipeline.state.lag import compute_lag
 from penstock.spark.pipeline.state.lake_status import LakeStatus
 from penstock.spark.pipeline.state.source_lakes import SourceLake, assign_lakes, find_source_lakes
@@ -220,11 +224,17 @@ def _plan_parts(
     known = {each.name for each in status.dependents if each.version >= 0}
     tables = definition.tables
     parts = [PlannedPart("changelog", tables.format, str(lake.changelog_table.path), is_new=status.changelog is None)]
-    if tables.current:
-        parts.append(PlannedPart("current", tables.format, str(lake.current_table.path), is_new="current" not in known))
+    if definition.infers_tables(source):
+        place, is_new = str(lake.path / DIRECTORY), not read_collections(lake).position
+        parts.append(PlannedPart("tables", TABLE, place, "one for each collection with JSON objects", is_new))
     samples = {each.name: each.describe_sample() for each in status.dependents}
-    for each in definition.list_dependents(source):
+    kept: list[PlannedPart] = []
+    for each in list_kept(definition, source, lake):
         is_new, changes = each.name not in known, tuple(each.list_changes(lake))
         text = "; ".join(filter(None, [each.describe(), samples.get(each.name)]))
-        parts.append(PlannedPart(each.name, each.kind, each.locate(lake), text, is_new, changes))
-    return parts
+        kept.append(PlannedPart(each.name, each.kind, each.locate(lake), text, is_new, changes))
+    typed = [each for each in kept if each.kind == TABLE]
+    if tables.current:
+        place = str(lake.current_table.path)
+        typed.append(PlannedPart("current", tables.format, place, "all documents as bytes", "current" not in known))
+    return [*parts, *typed, *(each for each in kept if each.kind != TABLE)]

@@ -20,6 +20,7 @@ from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.pipeline.run.batch_spans import BatchSpans
 from penstock.spark.pipeline.run.changelog_rows import prepare_rows
 from penstock.spark.pipeline.run.dependent_runner import DependentTask
+from penstock.spark.pipeline.run.table_tasks import TableTasks
 from penstock.spark.pipeline.state.changelog_meter import ChangelogMeter, find_last_rollback
 from penstock.spark.pipeline.state.lag import compute_lag, list_lag_ranges
 from penstock.spark.pipeline.state.resnapshot import locate_requests
@@ -40,7 +41,7 @@ class SourceRun:
         lake: its lake.
         vbuckets: number of vbuckets in the bucket.
         request_high_seqnos: requests the high seqno of each vbucket from the node.
-        tasks: the current table and the dependents.
+        tasks: the tables of documents, and the dependents.
         fields: the fields of values, if the source declares them.
         checkpoint: the query's checkpoint; None for the lake's own.
         lock: the lock of the lake.
@@ -58,7 +59,7 @@ class SourceRun:
         vbuckets: int,
         request_high_seqnos: Callable[[], Future[dict[int, int]]],
         *,
-        tasks: Iterable[DependentTask],
+        tasks: Iterable[DependentTask | TableTasks],
         fields: ValueFields | None = None,
         checkpoint: Path | None = None,
         lock: HeldLock | None = None,
@@ -144,7 +145,7 @@ class SourceRun:
             bytes_per_second=round((self._meter.bytes - before.bytes) / seconds, 1),
             rollbacks=self._meter.rollbacks,
             last_rollback=self._meter.last_rollback,
-            dependents=tuple(task.progress for task in self.tasks),
+            dependents=tuple(each for task in self.tasks for each in task.list_progress()),
             schema_changes=() if self.fields is None else self.fields.changes,
         )
         last = self.query.lastProgress if self.query is not None else None

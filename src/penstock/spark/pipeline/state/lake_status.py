@@ -11,6 +11,7 @@ from typing import Any
 
 from penstock.spark.dependents.registry import find_kind, list_stored_dependents
 from penstock.spark.lake.changelog.changelog_delta import find_delta
+from penstock.spark.lake.changelog.found_collections import read_collections
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.current.document_table import CURRENT
 from penstock.spark.lake.current.merged_state import retry_missing_files
@@ -18,6 +19,7 @@ from penstock.spark.lake.current.typed_table import KIND, list_document_tables, 
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.pipeline.state.changelog_meter import find_last_rollback
+from penstock.spark.pipeline.state.kept_tables import describe_left_out
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 from penstock.spark.tables.misfits import RestReport
@@ -111,6 +113,7 @@ class LakeStatus:
         dependents: the current table and the dependents.
         last_rollback: the newest rollback in the changelog.
         schema_changes: fields of values that the declared or inferred schema lacks.
+        left_out: a sentence about the collections that have no inferred table, None if all have one.
         removed: dependents that have files in the lake, and are no longer declared.
         paused: whether the file pauses the source.
         declared: False for the lake of a source that the file no longer declares.
@@ -136,6 +139,7 @@ class LakeStatus:
     dependents: tuple[DependentStatus, ...] = ()
     last_rollback: RollbackEvent | None = None
     schema_changes: tuple[str, ...] = ()
+    left_out: str | None = None
     removed: tuple[RemovedDependent, ...] = ()
     paused: bool = False
     declared: bool = True
@@ -193,6 +197,7 @@ def read_status(lake: LakeDirectory, source: str | None = None, declared: Collec
         dependents=tuple(_list_dependents(lake, progress.get("dependents", ()))),
         last_rollback=rollback,
         schema_changes=tuple(progress.get("schema_changes", ())),
+        left_out=describe_left_out(read_collections(lake)),
         removed=tuple(_list_removed(lake, progress, declared)),
         pages=state.pages if state is not None and run == "running" else {},
     )
@@ -240,7 +245,7 @@ def _is_alive(pid: int) -> bool:
 
 def _list_dependents(lake: LakeDirectory, dependents: Iterable[dict[str, Any]]) -> Iterable[DependentStatus]:
     tables, typed = list_document_tables(lake), {each.name: each for each in list_typed_tables(lake)}
-    for target in tables:
+    for target in sorted(tables, key=lambda each: each.kind == CURRENT):  # people query the typed tables
         known = read_merged_version(lake, target.table, target.table.open())
         delta = find_delta(lake, known)
         size, pending = _measure_table(target.table), delta.rows if delta else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
@@ -15,9 +14,9 @@ from msgspec import Struct
 from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition
-from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.pipeline.state.run_progress import RollbackEvent, SourceProgress
 from penstock.spark.pipeline.state.source_lakes import find_source_lakes
+from penstock.spark.pipeline.state.source_status import read_declared_status
 from penstock.spark.storage.object_path import parse_place
 
 __all__ = ["PipelineDocument", "PipelineSource"]
@@ -106,7 +105,8 @@ class PipelineSource:
         self._histories = {each.source.name: _SourceHistory() for each in places}
         # Objects of its own: the run's are used on other threads.
         self._lakes = {each.source.name: definition.open_lake(each.path) for each in places}
-        self._dependents = {each.source.name: definition.list_dependents(each.source) for each in places}
+        self._definition = definition
+        self._sources = {each.source.name: each.source for each in places}
         self._lock = threading.Lock()
         self._newest: PipelineDocument | None = None
         self._due_at = 0.0
@@ -138,11 +138,12 @@ class PipelineSource:
 
     def _read_source(self, name: str | None) -> SourceDocument:
         lake: LakeDirectory = self._lakes[name]
-        dependents: Sequence[DependentKind] = self._dependents[name]
+        source = self._sources[name]
         history = self._histories[name]
-        status = read_status(lake, name, {each.name for each in dependents})
+        status = read_declared_status(self._definition, source, lake)
         found = {each.at: each for each in (status.last_rollback, *history.rollbacks) if each is not None}
         rollbacks = [found[at] for at in sorted(found, reverse=True)]
+        dependents = self._definition.list_dependents(source)
         letters = [each for kind in dependents if (each := history.count_letters(kind)) is not None]
         return SourceDocument(status.to_dict(), [*history.points], rollbacks, letters)
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from penstock.spark.lake.changelog.found_collections import read_collections
 from penstock.spark.lake.tables.directory import LakeDirectory
-from penstock.spark.pipeline.definition.definition import PipelineDefinition
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.state.kept_tables import describe_left_out, list_kept
 from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
 from penstock.spark.pipeline.state.source_lakes import SourceLake, SourceLakes, find_source_lakes
 
-__all__ = ["read_pipeline_status", "read_removed_status", "read_source_status"]
+__all__ = ["read_declared_status", "read_pipeline_status", "read_removed_status", "read_source_status"]
 
 
 def read_pipeline_status(definition: PipelineDefinition) -> list[LakeStatus]:
@@ -20,9 +22,21 @@ def read_pipeline_status(definition: PipelineDefinition) -> list[LakeStatus]:
 
 def read_source_status(definition: PipelineDefinition, place: SourceLake) -> LakeStatus:
     """Return the status of a source of a file."""
-    source = place.source
-    names = [each.name for each in definition.list_dependents(source)]
-    return replace(read_status(LakeDirectory(place.path), source.name, names), paused=source.paused)
+    return read_declared_status(definition, place.source, LakeDirectory(place.path))
+
+
+def read_declared_status(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> LakeStatus:
+    """Return the status of a lake, compared with what a pipeline keeps in it.
+
+    Args:
+        definition: the pipeline.
+        source: the source.
+        lake: its lake.
+    """
+    names = [each.name for each in list_kept(definition, source, lake)]
+    declared, found = definition.list_dependents(source), read_collections(lake)
+    left_out = describe_left_out(found, declared) if definition.infers_tables(source) else None
+    return replace(read_status(lake, source.name, names), paused=source.paused, left_out=left_out)
 
 
 def read_removed_status(lakes: SourceLakes) -> list[LakeStatus]:
