@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from penstock.cli.base.show import format_name, format_one_line
+from penstock.client.dumps.json_objects import make_json_object
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["make_lake_table", "make_table", "print_table", "read_rows"]
+__all__ = ["make_lake_table", "make_row_object", "make_table", "print_table", "read_rows"]
 
 _COLUMNS = {
     "current": ("key", "vbucket", "seqno", "rev_seqno", "cas", "value"),
@@ -21,6 +24,8 @@ _COLUMNS = {
 }
 """Columns of text tables; JSON has all columns."""
 
+_MOST_COLUMNS = 10
+"""Columns of a typed table that fit on a wide terminal."""
 _HEADINGS = {"rev_seqno": "rev"}
 _TEXT_COLUMNS = ("event", "collection", "bucket", "owner", "replicas", "state")
 _MAX_WIDTHS = {"key": 48, "value": 120, "snippet": 120}
@@ -28,16 +33,34 @@ _MAX_WIDTHS = {"key": 48, "value": 120, "snippet": 120}
 
 
 def read_rows(lake: LakeDirectory, name: str, limit: int) -> list[dict[str, Any]]:
-    """Return rows of a table: the first keys of `current`, or the newest rows of `changelog`.
+    """Return rows of a table: the newest rows of `changelog`, the first keys of `current` or of a typed table.
 
     Raises:
         UsageError: the table does not exist.
     """
-    from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
+    from penstock.spark.lake.reading.lake_readers import read_changelog, read_current, read_typed_table
 
-    read = {"current": read_current, "changelog": read_changelog}[name]
-    rows: list[dict[str, Any]] = read(lake, limit).to_pylist()
+    readers = {"current": read_current, "changelog": read_changelog}
+    found = readers[name](lake, limit) if name in readers else read_typed_table(lake, name, limit)
+    rows: list[dict[str, Any]] = found.to_pylist()
     return rows
+
+
+def make_row_object(name: str, row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of `read_rows` as an object for JSON, without null columns. In a typed table bytes are base64."""
+    if name in _COLUMNS:
+        return make_json_object(row)
+    return {column: _make_json_value(value) for column, value in row.items() if value is not None}
+
+
+def _make_json_value(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _make_json_value(each) for name, each in value.items()}
+    if isinstance(value, list):
+        return [_make_json_value(each) for each in value]
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 
 def make_lake_table(lake: LakeDirectory, name: str, limit: int) -> Table:
@@ -49,8 +72,40 @@ def make_lake_table(lake: LakeDirectory, name: str, limit: int) -> Table:
     from penstock.spark.lake.reading.lake_readers import count_documents, count_rows
 
     rows = read_rows(lake, name, limit)
+    if name not in _COLUMNS:
+        return _make_typed_table(lake, name, rows)
     total = count_documents(lake) if name == "current" else count_rows(lake.changelog_table)
     return make_table(name, _COLUMNS[name], rows, f"{len(rows):,} of {total:,} rows")
+
+
+def _make_typed_table(lake: LakeDirectory, name: str, rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Return rows of a typed table as a text table: the key, the fields, and `_rest` if a row has one."""
+    from penstock.spark.lake.current.typed_table import TypedTable
+
+    found = TypedTable.find(lake, name)
+    names = [] if found is None else [each for each in found.shape.columns.names if _is_shown(each, rows)]
+    total = 0 if found is None else found.count_rows()
+    caption = f"{len(rows):,} of {total:,} rows"
+    if len(names) > _MOST_COLUMNS:
+        caption += f", {_MOST_COLUMNS} of {len(names)} columns; --json has all"
+    names = names[:_MOST_COLUMNS]
+    shown = [
+        {each: row[each] if isinstance(row[each], str | bytes) else _format_value(row[each]) for each in names}
+        for row in rows
+    ]
+    return make_table(name, names, shown, caption)
+
+
+def _is_shown(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    is_added = column.startswith("_") and not column.startswith("_x")
+    return column == "_key" or not is_added or (column == "_rest" and any(row[column] is not None for row in rows))
+
+
+def _format_value(value: Any) -> str:
+    found = _make_json_value(value)
+    if isinstance(found, dict | list):
+        return json.dumps(found, ensure_ascii=False)
+    return "" if found is None else str(found)
 
 
 def make_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str) -> Table:

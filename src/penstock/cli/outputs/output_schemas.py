@@ -85,7 +85,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "pipeline status": _lines(pipeline.LakeState),
     "pipeline stop": _lines(pipeline.StoppedLake),
     "pipeline reset": _lines(pipeline.ResetPath),
-    "pipeline show": _lines(pipeline.TableRow),
+    "pipeline show": _lines(pipeline.TableRow, dict[str, Any]),
     "pipeline compact": _lines(maintenance.MaintenanceLine),
     "pipeline vacuum": _lines(maintenance.MaintenanceLine),
     "pipeline retain": _lines(maintenance.RetentionLine),

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from penstock.cli.base.app import AsJson, format_examples
 from penstock.cli.base.show import format_json_line, print_text
-from penstock.cli.base.text_tables import make_lake_table, print_table, read_rows
+from penstock.cli.base.text_tables import make_lake_table, make_row_object, print_table, read_rows
 from penstock.cli.base.work_display import Quiet, show_status
 from penstock.cli.pipeline.arguments import FileOrLake, OneSource, find_written_lakes, select_lake
 from penstock.cli.pipeline.group import commands
 from penstock.cli.pipeline.progress_display import format_size
-from penstock.client.dumps.json_objects import make_json_object
 from penstock.errors import UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 @commands.command(
     epilog=format_examples(
-        "penstock pipeline show ./lake current --limit 5",
+        "penstock pipeline show ./lake beers --limit 5",
         "penstock pipeline show ./lake changelog --json",
         "penstock pipeline show pipeline.toml current --source beer",
     )
@@ -31,22 +30,24 @@ if TYPE_CHECKING:
 def show(
     where: FileOrLake,
     table: Annotated[
-        Literal["changelog", "current"], typer.Argument(metavar="changelog|current", help="The table to show.")
+        str,
+        typer.Argument(metavar="TABLE", help="The table to show: changelog, current, or the name of a typed table."),
     ],
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of rows.")] = 10,
     source: OneSource = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show rows of a table: the first keys of current, or the newest rows of the changelog.
+    """Show rows of a table: the first keys, or the newest rows of the changelog.
 
-    Changes that are not merged into the current table yet are included in the
-    rows. With --json, each row is an object with all columns that are not null.
-    cas and vbuuid are strings; bytes are text as in penstock tail --json.
+    A typed table is shown as of its last merge. In current, changes that are not
+    merged yet are included. With --json, each row is an object with all columns
+    that are not null. cas and vbuuid are strings; bytes are text as in penstock
+    tail --json, and base64 in a typed table.
     """
     lake = select_lake(where, source)
     if as_json:
         for row in read_rows(lake, table, limit):
-            print_text(format_json_line(make_json_object(row)))
+            print_text(format_json_line(make_row_object(table, row)))
         return
     print_table(make_lake_table(lake, table, limit))
 

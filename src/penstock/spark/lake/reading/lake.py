@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from penstock.argument_types import check_arguments
 from penstock.client.documents.mutation_tokens import MutationToken
 from penstock.spark.lake.current.merged_state import MergedState
+from penstock.spark.lake.current.typed_table import list_typed_tables
 from penstock.spark.lake.reading import lake_positions, lake_readers, lake_views, spark_frames, spark_tables
 from penstock.spark.lake.reading.lake_positions import LakePosition
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -32,6 +33,23 @@ class Lake(LakeDirectory):
     Args:
         path: a directory of this machine, as a pipeline's `lake` names it.
     """
+
+    def tables(self) -> dict[str, str]:
+        """Return the places of the typed tables by name, for programs that read Delta tables."""
+        return {each.name: str(each.table.path) for each in list_typed_tables(self)}
+
+    def table(self, name: str) -> pa.Table:
+        """Return the rows of a typed table as of its last merge, sorted by key.
+
+        Raises UsageError if the lake has no such table.
+
+        Args:
+            name: the name of the table, as `tables` has it.
+
+        Returns:
+            The columns of the fields, and those that Penstock adds.
+        """
+        return lake_readers.read_typed_table(self, name)
 
     def current(self, columns: Sequence[str] | None = None, where: pc.Expression | None = None) -> pa.Table:
         """Return the documents as of the changelog's newest version, in no order.

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from penstock.argument_types import check_arguments
+from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import LOOKUP_COLUMNS
 from penstock.spark.lake.changelog.merge_rules import read_keys
 from penstock.spark.lake.current.merged_state import (
@@ -18,6 +19,7 @@ from penstock.spark.lake.current.merged_state import (
     refuse_missing_table,
     retry_missing_files,
 )
+from penstock.spark.lake.current.typed_table import TypedTable, list_typed_tables
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
@@ -134,6 +136,32 @@ def scan_current(
     nothing = CURRENT_COLUMNS.empty_table()
     nothing = nothing if columns is None else nothing.select(list(columns))
     return read_newest_state(lake, lambda state: pa.concat_tables([nothing, *state.read_tables(columns, where)]))
+
+
+def read_typed_table(lake: LakeDirectory, name: str, limit: int | None = None) -> pa.Table:
+    """Return rows of a typed table as of its last merge, sorted by key. Raises UsageError if the lake has none.
+
+    Args:
+        lake: the lake of the table.
+        name: the name of the table.
+        limit: greatest number of rows; None for all.
+
+    Returns:
+        The rows, with all columns but the partition.
+    """
+
+    def read() -> pa.Table:
+        found = TypedTable.find(lake, name)
+        opened = None if found is None else found.table.open()
+        if found is None or opened is None:
+            known = ", ".join(["changelog", "current", *(each.name for each in list_typed_tables(lake))])
+            raise UsageError(f"there is no table {name!r} in {lake.path}, expected {known}")
+        rows = _open_files(found.table, found.table.list_files(opened), found.shape.columns)
+        keys = rows.to_table(columns=[*dict.fromkeys((found.shape.key_column, "_key_bytes", "_collection_id"))])
+        order = pc.sort_indices(keys, sort_keys=[(each, "ascending") for each in keys.column_names])[:limit]
+        return rows.take(order)
+
+    return retry_missing_files(read)
 
 
 def read_documents(lake: LakeDirectory) -> pa.Table:

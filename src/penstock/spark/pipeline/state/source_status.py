@@ -26,7 +26,7 @@ def read_source_status(definition: PipelineDefinition, place: SourceLake) -> Lak
 
 
 def read_declared_status(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> LakeStatus:
-    """Return the status of a lake, compared with what a pipeline keeps in it.
+    """Return the status of a lake, compared with the tables and dependents of a pipeline.
 
     Args:
         definition: the pipeline.
