@@ -1,6 +1,7 @@
 """Document tables: tables with a row for each document, which merges keep equal to the changelog.
 
-`current` is one, and each typed table is one. They differ in their columns, and in how a change becomes a row.
+`current` is one, and each typed table is one. They differ in their columns, and in how a change becomes a row. A child
+table is one too, although a document may have several rows there: all of them come and go together.
 """
 
 from __future__ import annotations
