@@ -14,6 +14,7 @@ from penstock.spark.lake.current.current_table import merge_current
 from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.pipeline.definition.definition import read_definition
 from tests.spark.lakes import append, row
+from tests.spark.test_collection_snapshot import is_of, open_shop
 from tests.spark.test_retention import fill
 
 
@@ -163,8 +164,9 @@ def test_retention_drops_old_versions(run, tmp_path):
 def test_resnapshot_is_left_to_the_next_run(run, tmp_path):
     lake = Lake(tmp_path / "lake")
     fill(lake)
-    _, out, err = run("pipeline", "resnapshot", lake.path, "--collection", "app.users")
-    assert f"no change in {lake.path} is in the collection 'app.users'; all its vbuckets are read again" in err
+    code, _, err = run("pipeline", "resnapshot", lake.path, "--collection", "app.users")
+    assert (code, f"--collection, and {lake.path} does not name the bucket; expected the pip" in err) == (2, True)
+    _, out, err = run("pipeline", "resnapshot", lake.path, "--vbuckets", "0-63")
     assert out == f"No run writes {lake.path}; the next run reads 1 vbucket again.\n"
     assert json.loads((lake.path / "_resnapshot.json").read_text()) == {"1": 0}
     assert run("pipeline", "resnapshot", lake.path, "--vbuckets", "0-1", "--json").json == {
@@ -175,6 +177,22 @@ def test_resnapshot_is_left_to_the_next_run(run, tmp_path):
     for options in ([], ["--key", "k", "--vbuckets", "1"]):
         code, _, err = run("pipeline", "resnapshot", lake.path, *options)
         assert (code, "expected one of --vbuckets, --key or --keys, and --collection" in err) == (2, True)
+
+
+def test_resnapshot_of_a_collection_reports_changes(run, tmp_path):
+    with open_shop(tmp_path / "lake") as shop:
+        shop.store("shop.a", {f"k{n}": n for n in range(5)})
+        shop.run(is_of("shop.a"))
+        file = tmp_path / "pipeline.toml"
+        file.write_text(f'lake = "lake"\n[source.s]\nurl = "{shop.documents.url}"\n')
+        code, out, err = run("pipeline", "resnapshot", file, "--collection", "shop.a", "--collection", "shop.b")
+        assert (code, err) == (0, "")
+        assert out == "shop.a, shop.b: 5 changes read; 5 documents added or replaced, 0 removed.\n"
+        assert run("pipeline", "resnapshot", file, "--collection", "shop.a", "--json").json == {
+            "source": "s", "collections": ["shop.a"], "documents": 5, "added": 0, "removed": 0
+        }  # fmt: skip
+        code, _, err = run("pipeline", "resnapshot", file, "--collection", "shop.c")
+        assert (code, err) == (2, "penstock: the bucket has no collection 'shop.c'\n")
 
 
 def test_vacuum_reports_freed_files(run, lake):

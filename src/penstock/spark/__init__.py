@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from penstock.spark.lake.reading.lake_readers import read_changelog, read_current
     from penstock.spark.lake.reading.lake_views import boundaries_of
     from penstock.spark.pipeline.definition.definition import PipelineDefinition
+    from penstock.spark.pipeline.maintenance.collection_snapshot import resnapshot_collections
     from penstock.spark.pipeline.maintenance.retyping import retype_tables
     from penstock.spark.pipeline.maintenance.vacuuming import vacuum
     from penstock.spark.pipeline.run.pipeline import Pipeline
@@ -80,6 +81,7 @@ __all__ = [
     "register",
     "register_kind",
     "replicate",
+    "resnapshot_collections",
     "retype_tables",
     "ship",
     "vacuum",
@@ -118,6 +120,7 @@ _HOMES = {
     "register": "penstock.spark.runtime.data_source",
     "register_kind": "penstock.spark.dependents.registry",
     "replicate": "penstock.spark.dependents.kinds.xdcr_target",
+    "resnapshot_collections": "penstock.spark.pipeline.maintenance.collection_snapshot",
     "retype_tables": "penstock.spark.pipeline.maintenance.retyping",
     "ship": "penstock.spark.shipping",
     "vacuum": "penstock.spark.pipeline.maintenance.vacuuming",

@@ -101,6 +101,24 @@ class ErasureLine(TypedDict):
     is_done: bool
 
 
+class CollectionSnapshotLine(TypedDict):
+    """The result of penstock pipeline resnapshot --collection.
+
+    Attributes:
+        source: name of the source.
+        collections: the collections, as scope.name.
+        documents: number of changes that the bucket sent.
+        added: number of these that the tables lacked.
+        removed: number of documents that the bucket no longer has.
+    """
+
+    source: str | None
+    collections: list[str]
+    documents: int
+    added: int
+    removed: int
+
+
 class RetypedState(TypedDict):
     """A typed table before or after it was built again.
 

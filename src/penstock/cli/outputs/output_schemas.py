@@ -91,7 +91,7 @@ OUTPUTS: Mapping[str, CommandOutput] = {
     "pipeline retain": _lines(maintenance.RetentionLine),
     "pipeline retype": _lines(maintenance.RetypedLine),
     "pipeline erase": _lines(maintenance.ErasureLine),
-    "pipeline resnapshot": _one(pipeline.ResnapshotSummary),
+    "pipeline resnapshot": _one(pipeline.ResnapshotSummary, maintenance.CollectionSnapshotLine),
     "pipeline find": _lines(pipeline.FoundEntry),
     "pipeline search": _lines(pipeline.FoundEntry),
 }
