@@ -62,6 +62,10 @@ JOBS := 1
 simulate: install ## simulate a cluster with faults; SEEDS=2000 of them, JOBS=2 at a time
 	@exec $(BIN)/python -m tests.simulation 0 $$(( $(SEEDS) - 1 )) --jobs $(JOBS)
 
+.PHONY: drift
+drift: install ## a month of schema drift, with typed tables compared in DuckDB, Polars and delta-rs each day; ARGS='--no-spark --seed 2'
+	@exec $(BIN)/python -m tests.drift $(ARGS)
+
 # All of it runs, whatever fails; the exit status tells whether something did.
 MINUTES := 60
 SOAK_MINUTES := 30
@@ -72,6 +76,7 @@ soak: $(MUTATED) ## the long tests, a consumer and a cluster under faults for SO
 	$(BIN)/python -m tests.client.fault_soak --minutes $(SOAK_MINUTES) || failed="$$failed consumer"; \
 	$(BIN)/python -m tests.kills.cluster_faults --minutes $(SOAK_MINUTES) || failed="$$failed cluster"; \
 	$(BIN)/python -m tests.simulation 0 99999 --jobs $(JOBS) || failed="$$failed simulation"; \
+	$(BIN)/python -m tests.drift || failed="$$failed drift"; \
 	$(BIN)/python -m mutation || failed="$$failed mutation"; \
 	$(BIN)/python -m fuzz --minutes $(MINUTES) --jobs $(JOBS) || failed="$$failed fuzz"; \
 	test -z "$$failed" || { echo "failed:$$failed" >&2; exit 1; }
