@@ -358,8 +358,8 @@ def test_single_fields_of_elements_have_columns_while_others_are_inferred(lake):
     assert [line["sum"] for line in read(lake, "orders")] == [7, 7]
     found = parts["orders_lines"].find().report_rest()
     assert [(e.field, e.found, e.expected) for e in found.misfits] == [
-        ("paid_at", "number", None),
         ("price", "text", "DECIMAL(12, 2)"),
+        ("paid_at", "number", None),
     ]
 
 

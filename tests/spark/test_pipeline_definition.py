@@ -240,7 +240,14 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
         (SMALL + '[[fulltext]]\nname = "i"\npaths = []', "[[fulltext]] 1 paths is an empty list, expected a list of"),
         (SMALL + TABLE + 'schema = "n INTT"', "[[table]] 1 schema 'n INTT' has 'INTT' where BOOLEAN, TINYINT"),
         (SMALL + TABLE, "[[table]] 1 has no schema"),
-        (SMALL + TABLE + TYPED + 'mode = "history"', "[[table]] 1 mode is 'history', expected 'current'"),
+        (
+            SMALL + TABLE + TYPED + 'mode = "scd2"',
+            "[[table]] 1 mode is 'scd2', expected 'current' or 'history' or 'changes'",
+        ),
+        (
+            SMALL + TABLE + TYPED + 'mode = "history"\ndeletes = "mark"',
+            "[[table]] 1 deletes is 'mark', and mode is 'history', which keeps the rows of deleted documents anyway;",
+        ),
         (SMALL + TABLE + TYPED + 'deletes = "keep"', "deletes is 'keep', expected 'remove' or 'mark'"),
         (SMALL + TABLE + TYPED + 'metadata = ["cas"]', "metadata has 'cas', expected some of changed_at, loaded_at"),
         (SMALL + TABLE + TYPED + 'key = "{n}"', "key is '{n}', where 'n' is no column with its type; expected such as"),

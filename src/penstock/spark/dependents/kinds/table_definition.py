@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import pyarrow as pa
 
@@ -23,7 +23,15 @@ from penstock.spark.dependents.kinds.misfit_definition import MisfitDefinition
 from penstock.spark.dependents.registry import DependentKind, register_kind
 from penstock.spark.lake.current.inferred_table import Evolution, InferredTable
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.current.table_shape import DEFAULT_KEY, DEFAULT_METADATA, METADATA, Deletes, TableShape
+from penstock.spark.lake.current.table_shape import (
+    CURRENT,
+    DEFAULT_KEY,
+    DEFAULT_METADATA,
+    METADATA,
+    Deletes,
+    Mode,
+    TableShape,
+)
 from penstock.spark.lake.current.typed_table import DIRECTORY, KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.source.source_options import INFERRED
@@ -54,7 +62,8 @@ class TableDefinition(DependentKind):
         columns: fields that have a column of their own: `[column] TYPE [FROM 'form']` for each. `lines[].price` is a
             field of the elements of a child.
         key: the column of the document's key, or a pattern with several columns.
-        mode: "current" for one row for each document.
+        mode: "current" for one row for each document, "history" for one for each version, "changes" for one for each
+            change.
         deletes: "remove" to remove the rows of deleted documents, "mark" to keep them with `_deleted`.
         children: arrays that become tables of their own: `lines`, or `address.lines` of an object.
         metadata: names of added columns about each row, without their underscore.
@@ -71,7 +80,7 @@ class TableDefinition(DependentKind):
     collection: str
     schema: str
     key: str = DEFAULT_KEY
-    mode: Literal["current"] = "current"
+    mode: Mode = CURRENT
     deletes: Deletes = "remove"
     metadata: tuple[str, ...] = DEFAULT_METADATA
     evolve: Evolution | None = None
@@ -104,6 +113,10 @@ class TableDefinition(DependentKind):
         if children and self.misfits == "dead_letter":
             expected = "expected misfits = 'rest' or 'fail'"
             raise UsageError(f"misfits is {self.misfits!r}, and children has {self.children[0]!r}; {expected}")
+        if self.misfits == "dead_letter" and self.mode != CURRENT:
+            raise UsageError(
+                f"misfits is {self.misfits!r}, and mode is {self.mode!r}; expected mode = 'current', or another misfits"
+            )
         return TableShape(
             name=self.name,
             fields=remove_rules(self._fields or pa.schema([]), [*map(make_array_rule, children)]),
@@ -115,6 +128,7 @@ class TableDefinition(DependentKind):
             rules=columns.rules,
             children=children,
             misfits=self.misfits,
+            mode=self.mode,
         )
 
     @property

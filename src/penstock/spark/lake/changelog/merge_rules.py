@@ -50,7 +50,7 @@ class RollbackMarkers:
         rows = rows.filter(pc.is_in(rows["event"], value_set=ROLLBACK_EVENTS))
         places = _encode_places(rows)
         order = np.argsort(places, kind="stable")
-        places, seqnos = places[order], _read_seqnos(rows)[order]
+        places, seqnos = places[order], read_seqnos(rows)[order]
         starts = np.flatnonzero(np.diff(places >> 32, prepend=-1))
         limits = [np.minimum.accumulate(group[::-1])[::-1] for group in np.split(seqnos, starts[1:])]
         return cls(places, np.concatenate(limits) if limits else seqnos)
@@ -63,7 +63,7 @@ class RollbackMarkers:
         later = np.searchsorted(self.places, places, side="right")
         inside = np.minimum(later, len(self.places) - 1)
         is_rolled_back = (later < len(self.places)) & (self.places[inside] >> 32 == places >> 32)
-        kept: Bools = ~(is_rolled_back & (_read_seqnos(rows) > self.limits[inside]))
+        kept: Bools = ~(is_rolled_back & (read_seqnos(rows) > self.limits[inside]))
         return kept
 
     def find_lowest_histories(self) -> dict[int, int]:
@@ -83,7 +83,7 @@ def _encode_places(rows: pa.Table) -> npt.NDArray[np.int64]:
     return places
 
 
-def _read_seqnos(rows: pa.Table) -> npt.NDArray[np.uint64]:
+def read_seqnos(rows: pa.Table) -> npt.NDArray[np.uint64]:
     """Return the seqnos as unsigned numbers, null as 0."""
     seqnos: npt.NDArray[np.uint64] = pc.fill_null(rows["seqno"], 0).to_numpy().view(np.uint64)
     return seqnos
@@ -107,7 +107,7 @@ class CollectionEnds:
     def collect(cls, rows: pa.Table) -> CollectionEnds:
         """Return the ends among rows that have survived all rollbacks."""
         rows = rows.filter(pc.is_in(rows["event"], value_set=COLLECTION_EVENTS))
-        collections, histories, seqnos = encode_collections(rows), rows["history"].to_numpy(), _read_seqnos(rows)
+        collections, histories, seqnos = encode_collections(rows), rows["history"].to_numpy(), read_seqnos(rows)
         order = np.lexsort((seqnos, histories, collections))
         last = order[np.append(np.diff(collections[order]) != 0, True)] if len(order) else order
         return cls(collections[last], histories[last], seqnos[last])
@@ -120,7 +120,7 @@ class CollectionEnds:
         at = np.minimum(np.searchsorted(self.collections, collections), len(self.collections) - 1)
         histories = rows["history"].to_numpy()
         is_older = (histories < self.histories[at]) | (
-            (histories == self.histories[at]) & (_read_seqnos(rows) <= self.seqnos[at])
+            (histories == self.histories[at]) & (read_seqnos(rows) <= self.seqnos[at])
         )
         kept: Bools = ~((self.collections[at] == collections) & is_older)
         return kept
@@ -189,7 +189,7 @@ def mark_common_identities(rows: pa.Table, others: pa.Table) -> Bools:
 def select_newest(rows: pa.Table) -> pa.Table:
     """Return the newest change of each document by (history, seqno), deletions included. Other events are left out."""
     rows = _select_rows(rows, pc.is_in(rows["event"], value_set=DOCUMENT_EVENTS))
-    order = np.lexsort((_read_seqnos(rows), rows["history"].to_numpy()))
+    order = np.lexsort((read_seqnos(rows), rows["history"].to_numpy()))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
     documents = rows.select(IDENTITY).append_column("rank", pa.array(rank)).group_by(IDENTITY, use_threads=False)

@@ -17,9 +17,12 @@ from dataclasses import dataclass
 from penstock.argument_types import check_arguments
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.current.change_table import ChangeRewrite
 from penstock.spark.lake.current.document_table import DocumentTable, LoadStamp, describe_current
+from penstock.spark.lake.current.history_table import HistoryRewrite
 from penstock.spark.lake.current.merge_policy import MergePolicy
-from penstock.spark.lake.current.table_rewrite import RewrittenFiles, TableRewrite, rewrite_tables
+from penstock.spark.lake.current.table_rewrite import DocumentRewrite, RewrittenFiles, TableRewrite, rewrite_tables
+from penstock.spark.lake.current.table_shape import CHANGES, CURRENT, HISTORY
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
@@ -30,6 +33,9 @@ IDLE_VERSIONS = 64
 """Changelog versions without rows after which the position is committed nevertheless."""
 VACUUM_EVERY = 50
 """Commits of a table after which unused files are removed from the disk."""
+
+REWRITES: dict[str, type[TableRewrite]] = {CURRENT: DocumentRewrite, HISTORY: HistoryRewrite, CHANGES: ChangeRewrite}
+"""How merges change the files of tables, by mode."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,7 +233,7 @@ class _TableState:
         """Return the rewrite of a merge."""
         target = self.target
         columns = target.table.number_columns(target.columns, is_replacement=target.is_replacement)
-        return TableRewrite(target, self.files, stamp, columns)
+        return REWRITES[target.mode](target, self.files, stamp, columns, self.known is None)
 
     def find_progress(self, delta: ChangelogDelta, policy: MergePolicy | None) -> MergeProgress | None:
         """Return the progress of the table if no merge is due, otherwise None."""

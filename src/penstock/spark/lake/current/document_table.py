@@ -61,6 +61,8 @@ class DocumentTable:
         kind: "current", or the kind of typed tables.
         row_number: the column that differs between the rows of a document; empty if a document has one row.
         is_replacement: whether the table in its place has other columns, so that the next merge replaces all rows.
+        mode: the meaning of a row: "current" for a document, "history" for a version, "changes" for a change.
+        mark_members: returns a mask of the changes in the collection of a table with another mode than "current".
     """
 
     lake: LakeDirectory
@@ -75,6 +77,8 @@ class DocumentTable:
     kind: str = CURRENT
     row_number: str = ""
     is_replacement: bool = False
+    mode: str = CURRENT
+    mark_members: Callable[[pa.Table], pa.ChunkedArray] = lambda changes: pa.repeat(True, changes.num_rows)
 
     def read_lookup(self, file: pq.ParquetFile) -> pa.Table:
         """Return the columns of a file that identify documents and their changes, under the names of `current`."""

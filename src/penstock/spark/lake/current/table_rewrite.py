@@ -7,11 +7,13 @@ still the newest one. After a rollback these are most rows of the vbucket.
 from __future__ import annotations
 
 import os
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -19,14 +21,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, ChangelogDelta, RangeDelta
+from penstock.spark.lake.changelog.changelog_delta import BATCH_ROWS, ChangelogDelta, RangeDelta, read_rows
 from penstock.spark.lake.changelog.merge_rules import mark_common_identities, read_keys
 from penstock.spark.lake.current.document_table import DocumentTable, LoadStamp, encode_positions
 from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, remove_files
 from penstock.spark.lake.tables.delta_log import CHANGE_DIRECTORY
+from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.storage.object_files import open_parquet
 
-__all__ = ["PARALLEL_ROWS", "SMALL_BYTES", "SMALL_ROWS", "RewrittenFiles", "TableRewrite", "rewrite_tables"]
+__all__ = [
+    "FEED",
+    "PARALLEL_ROWS",
+    "SMALL_BYTES",
+    "SMALL_ROWS",
+    "DocumentRewrite",
+    "RangeChanges",
+    "RewrittenFiles",
+    "TableRewrite",
+    "rewrite_tables",
+]
 
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both limits is rewritten whenever its range changes."""
@@ -34,6 +47,8 @@ PARALLEL_ROWS = 16 << 20
 """Changelog rows that are merged at once, in several ranges."""
 FEED = pa.schema([("_change_type", pa.string())])
 """The column that a change feed has beside those of its table."""
+EVENT_SCHEMA = pa.schema([field for field in MERGE_SCHEMA if field.name not in ("value", "xattrs")])
+"""The columns that decide which rows of a changelog a table needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,17 +115,47 @@ def _count_threads(delta: ChangelogDelta) -> int:
     return max(1, min(4, os.cpu_count() or 1, PARALLEL_ROWS // max(1, largest)))
 
 
+class RangeChanges:
+    """The part of a changelog delta that belongs to one vbucket range, read as often as the tables need it.
+
+    Args:
+        delta: the delta.
+        vbucket_range: the range.
+    """
+
+    def __init__(self, delta: ChangelogDelta, vbucket_range: int) -> None:
+        self.delta = delta
+        self.vbucket_range = vbucket_range
+
+    @cached_property
+    def newest(self) -> RangeDelta:
+        """The newest change of each touched document, and the documents that no longer count."""
+        return self.delta.read_range(self.vbucket_range)
+
+    @cached_property
+    def events(self) -> pa.Table:
+        """All rows of the delta in EVENT_SCHEMA, in the order of `read_values`."""
+        return pa.concat_tables([EVENT_SCHEMA.empty_table(), *self._read(EVENT_SCHEMA)])
+
+    def read_values(self) -> Iterator[pa.Table]:
+        """Yield all rows of the delta in MERGE_SCHEMA."""
+        yield from self._read(MERGE_SCHEMA)
+
+    def _read(self, schema: pa.Schema) -> Iterator[pa.Table]:
+        return read_rows(self.delta.list_range_paths(self.delta.files, self.vbucket_range), None, schema)
+
+
 def _rewrite_range(delta: ChangelogDelta, tables: Sequence[TableRewrite], vbucket_range: int) -> list[RewrittenFiles]:
-    """Read a range of the delta, and replace the documents that it changes in each table.
+    """Read a range of the delta, and change the rows of each table.
 
     Returns:
         The files of each table.
     """
-    changes = delta.read_range(vbucket_range)
+    changes = RangeChanges(delta, vbucket_range)
     found: list[RewrittenFiles] = []
     try:
         for each in tables:
-            found.append(each.rewrite_range(changes, vbucket_range, is_full=delta.is_full))
+            found.append(each.rewrite_range(changes))
     except BaseException:
         _discard_files(tables, found)
         raise
@@ -123,38 +168,72 @@ def _discard_files(tables: Sequence[TableRewrite], found: Sequence[RewrittenFile
 
 
 @dataclass(frozen=True, slots=True)
-class TableRewrite:
+class TableRewrite(ABC):
     """A table during a merge.
 
     Attributes:
         target: the table.
-        old_files: its files; a full delta replaces all of them.
+        old_files: its files.
         stamp: the merge.
         columns: its columns as its new files have them.
+        is_rebuild: whether the table has merged nothing of this changelog, so that none of its rows counts.
     """
 
     target: DocumentTable
     old_files: list[DataFile]
     stamp: LoadStamp
     columns: pa.Schema
+    is_rebuild: bool
 
-    def rewrite_range(self, delta: RangeDelta, vbucket_range: int, *, is_full: bool) -> RewrittenFiles:
-        """Replace the documents of a range that the delta changes.
+    @abstractmethod
+    def rewrite_range(self, changes: RangeChanges) -> RewrittenFiles:
+        """Write the files that a range of the table gets.
 
         Args:
-            delta: the changes of the range.
-            vbucket_range: the range.
-            is_full: whether the delta replaces all documents.
+            changes: the changes of the range.
 
         Returns:
             The files of the range.
         """
-        old = [file for file in self.old_files if file.vbucket_range == vbucket_range]
+
+    def list_old(self, vbucket_range: int) -> list[DataFile]:
+        """Return the table's files of a range."""
+        return [file for file in self.old_files if file.vbucket_range == vbucket_range]
+
+    def open_writer(self, vbucket_range: int) -> RangeWriter:
+        """Return a writer of new files of the table, a context manager."""
+        return RangeWriter(self.target.table.write_root, vbucket_range, self.columns, layout=self.target.layout)
+
+    def open_feed(self, vbucket_range: int) -> RangeWriter:
+        """Return a writer of the change feed, a context manager.
+
+        Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
+        """
+        root, columns = self.target.table.write_root / CHANGE_DIRECTORY, pa.schema([*FEED, *self.target.columns])
+        return RangeWriter(root, vbucket_range, columns, layout=replace(self.target.layout, create_counter=None))
+
+
+class DocumentRewrite(TableRewrite):
+    """A table with a row for each document during a merge."""
+
+    __slots__ = ()
+
+    def rewrite_range(self, changes: RangeChanges) -> RewrittenFiles:
+        """Replace the documents of a range that the delta changes; a full delta replaces all documents.
+
+        Args:
+            changes: the changes of the range.
+
+        Returns:
+            The files of the range.
+        """
+        delta, vbucket_range, is_full = changes.newest, changes.vbucket_range, changes.delta.is_full
+        old = self.list_old(vbucket_range)
         # Without files all rows are new, so no feed is needed, and no more than BATCH_ROWS documents are held as rows.
         if self.target.position and self.old_files:
             return self._rewrite_differing(delta, vbucket_range, old, is_full=is_full)
         target = self.target
-        with self._open_writer(self.columns, vbucket_range) as writer, ExitStack() as stack:
+        with self.open_writer(vbucket_range) as writer, ExitStack() as stack:
             is_touched = delta.changes.num_rows or delta.rolled_back or len(delta.collection_ends.collections)
             if is_full:
                 removed = old
@@ -186,27 +265,17 @@ class TableRewrite:
                 fresh = fresh.filter(pa.array(~np.isin(positions, np.concatenate(settled))))
             if not fresh.num_rows and all(each.kept.all() for each in found):
                 return RewrittenFiles([], [], [], len(delta.rolled_back))
-            writer = stack.enter_context(self._open_writer(self.columns, vbucket_range))
+            writer = stack.enter_context(self.open_writer(vbucket_range))
             if not target.table.has_change_files:  # readers compare the rows of replaced and new files
                 removed = [each.file for each in found if each.copy_kept(target, writer)]
                 writer.write(fresh)
                 return RewrittenFiles(writer.close(), removed, [], len(delta.rolled_back))
-            # Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
-            feed = stack.enter_context(
-                self._open_writer(pa.schema([*FEED, *target.columns]), vbucket_range, CHANGE_DIRECTORY)
-            )
+            feed = stack.enter_context(self.open_feed(vbucket_range))
             outdated = pa.concat_tables([target.columns.empty_table(), *(each.read_outdated(target) for each in found)])
             removed = [each.file for each in found if each.copy_kept(target, writer)]
             writer.write(fresh)
             _write_feed(feed, target, outdated, fresh)
             return RewrittenFiles(writer.close(), removed, feed.close(), len(delta.rolled_back))
-
-    def _open_writer(self, columns: pa.Schema, vbucket_range: int, directory: str = "") -> RangeWriter:
-        root = self.target.table.write_root
-        layout = self.target.layout
-        if not directory:
-            return RangeWriter(root, vbucket_range, columns, layout=layout)
-        return RangeWriter(root / directory, vbucket_range, columns, layout=replace(layout, create_counter=None))
 
 
 @dataclass(frozen=True, slots=True)

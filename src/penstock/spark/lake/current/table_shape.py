@@ -21,6 +21,7 @@ from penstock.names import quote_column, spell_columns
 from penstock.spark.lake.changelog.found_collections import name_collections
 from penstock.spark.lake.changelog.merge_rules import to_key_columns
 from penstock.spark.lake.current.document_table import LoadStamp
+from penstock.spark.lake.current.version_rules import VERSION_COLUMNS
 from penstock.spark.tables.array_elements import make_array_rule
 from penstock.spark.tables.column_rules import check_rules, parse_columns, remove_rules
 from penstock.spark.tables.inference import infer_fields
@@ -31,8 +32,24 @@ from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 from penstock.wire.columns.schema import Event
 
-__all__ = ["DEFAULT_KEY", "DEFAULT_METADATA", "METADATA", "Deletes", "TableShape"]
+__all__ = [
+    "CHANGES",
+    "CURRENT",
+    "DEFAULT_KEY",
+    "DEFAULT_METADATA",
+    "HISTORY",
+    "METADATA",
+    "Deletes",
+    "Mode",
+    "TableShape",
+    "read_times",
+]
 
+Mode = Literal["current", "history", "changes"]
+"""The meaning of a row: a document that exists, a version of a document, or a change."""
+CURRENT: Mode = "current"
+HISTORY: Mode = "history"
+CHANGES: Mode = "changes"
 Deletes = Literal["remove", "mark"]
 """The fate of a deleted document's row: it is removed, or it stays with `_deleted` and without values."""
 KEY = "_key"
@@ -54,6 +71,8 @@ IDENTITY = pa.schema([("_key_bytes", pa.binary()), ("_collection_id", pa.int64()
 POSITION = ("vbucket", "history", "seqno")
 """Metadata that every table has: merges find the rows by them."""
 MARKS = pa.schema([("_deleted", pa.bool_()), ("_deleted_at", _TIME)])
+MODE_COLUMNS = {CURRENT: pa.schema([]), HISTORY: VERSION_COLUMNS, CHANGES: pa.schema([("_event", pa.string())])}
+"""Columns that a table has because of its mode."""
 OLDEST_CAS = 10**18
 """The cas of 2001 in nanoseconds. A bucket of a server before 4.6 has random numbers, mostly far from the present."""
 NEWEST_CAS = 4 * 10**18
@@ -73,6 +92,7 @@ class TableShape:
         rules: the columns of single fields, in their order. `fields` has none of these fields.
         children: the paths of arrays that have tables of their own. `fields` has none of these fields.
         misfits: the fate of values that do not fit their column.
+        mode: the meaning of a row.
     """
 
     name: str
@@ -85,8 +105,14 @@ class TableShape:
     rules: tuple[ColumnRule, ...] = ()
     children: tuple[tuple[str, ...], ...] = ()
     misfits: Misfits = "rest"
+    mode: Mode = CURRENT
 
     def __post_init__(self) -> None:
+        if self.deletes == "mark" and self.mode != CURRENT:
+            raise UsageError(
+                f"deletes is 'mark', and mode is {self.mode!r}, which keeps the rows of deleted documents anyway;"
+                " expected deletes = 'remove', or mode = 'current'"
+            )
         keys = [part.name for part in self.key.parts]
         for name in keys:
             if quote_column(name) != name and self.key.text != DEFAULT_KEY:
@@ -108,7 +134,7 @@ class TableShape:
         """The columns of the table, without the partition."""
         parts = [pa.field(part.name, part.type) for part in self.key.parts]
         values = self._value_columns
-        marks = MARKS if self.deletes == "mark" else []
+        marks = MARKS if self.deletes == "mark" else MODE_COLUMNS[self.mode]
         names = dict.fromkeys((*self.metadata, *POSITION))
         about = [pa.field(f"_{name}", METADATA[name]) for name in names]
         whole = [] if self.key_column != KEY or self.key.is_whole else [pa.field(KEY, pa.string())]
@@ -189,6 +215,7 @@ class TableShape:
                 "key": self.key.text,
                 "deletes": self.deletes,
                 "metadata": list(self.metadata),
+                "mode": self.mode,
             }
         )
 
@@ -212,6 +239,7 @@ class TableShape:
             deletes=found["deletes"],
             metadata=tuple(found["metadata"]),
             misfits=found.get("misfits", "rest"),
+            mode=found.get("mode", CURRENT),
             rules=tuple(
                 ColumnRule(column.name, column.type, tuple(each["field"]), each["form"])
                 for each in found.get("columns", ())
@@ -220,10 +248,15 @@ class TableShape:
             children=tuple(tuple(path) for path in found.get("children", ())),
         )
 
-    def select_documents(self, changes: pa.Table) -> pa.Table:
-        """Return the changes that have a row in the table."""
+    def mark_members(self, changes: pa.Table) -> pa.ChunkedArray:
+        """Return a mask of the changes that name the collection. Markers without a name count to the default one."""
         scopes, collections = name_collections(changes)
         is_member = pc.and_(pc.equal(scopes, self.scope), pc.equal(collections, self.collection))
+        return pc.fill_null(is_member, False)
+
+    def select_documents(self, changes: pa.Table) -> pa.Table:
+        """Return the newest changes of documents that have a row in the table."""
+        is_member = self.mark_members(changes)
         if self.deletes == "remove":
             is_member = pc.and_(is_member, pc.equal(changes["event"], Event.MUTATION))
         return changes.filter(is_member)
@@ -241,7 +274,9 @@ class TableShape:
         return self.make_rows(self.select_documents(changes), stamp)
 
     def make_rows(self, changes: pa.Table, stamp: LoadStamp) -> pa.Table:
-        """Return the rows of changes that `select_documents` has returned, in their order, apart from dead letters.
+        """Return a row for each of some changes of the collection, apart from dead letters.
+
+        VERSION_COLUMNS are empty.
 
         Args:
             changes: rows in MERGE_SCHEMA.
@@ -255,7 +290,7 @@ class TableShape:
         values = pc.if_else(is_deleted, pa.scalar(None, pa.binary()), changes["value"]).combine_chunks()
         parsed, rest = parse_columns(values, self.parsed_rules, self.fields)
         fields = [*parsed[: len(self.rules)], *parsed[len(self.parsed_rules) :]]
-        changed_at = _read_times(changes["cas"])
+        changed_at = read_times(changes["cas"])
         key, key_bytes = to_key_columns(changes)
         found = {
             KEY: key,
@@ -264,10 +299,12 @@ class TableShape:
             "_changed_at": changed_at,
             "_loaded_at": pa.repeat(pa.scalar(stamp.at, _TIME), changes.num_rows),
             "_batch": pa.repeat(pa.scalar(stamp.batch, pa.int64()), changes.num_rows),
+            "_event": changes["event"],
             "_deleted": is_deleted,
             "_deleted_at": pc.if_else(is_deleted, changed_at, pa.scalar(None, _TIME)),
         }
         found |= {f"_{name}": changes[name] for name in ("collection_id", *POSITION)}
+        found |= {field.name: pa.nulls(changes.num_rows, field.type) for field in VERSION_COLUMNS}
         parts = self.key.split_keys(key.combine_chunks()).columns
         found |= {part.name: column for part, column in zip(self.key.parts, parts, strict=True)}
         found |= {
@@ -303,7 +340,7 @@ def _rename_fields(values: pa.Array, of: pa.DataType) -> pa.Array:
     return pa.ListArray.from_arrays(offsets, elements, type=of, mask=values.is_null())
 
 
-def _read_times(cas: pa.ChunkedArray) -> pa.Array:
+def read_times(cas: pa.ChunkedArray) -> pa.Array:
     """Return the times of hybrid clocks, null for all other numbers. The low 16 bits are a counter."""
     clocks = pc.fill_null(cas, 0).to_numpy()
     is_time = (clocks > OLDEST_CAS) & (clocks < NEWEST_CAS)

@@ -26,6 +26,7 @@ from penstock.spark.lake.current.document_table import DocumentTable, describe_c
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.misfit_shape import AnyShape, MisfitShape, parse_shape
 from penstock.spark.lake.current.shape_changes import list_shape_changes
+from penstock.spark.lake.current.table_shape import CURRENT, TableShape
 from penstock.spark.lake.tables.data_files import ParquetLayout, add_range_column, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, TableVersion
@@ -154,7 +155,7 @@ class TypedTable:
         """Return the table as a document table, for merges."""
         shape = self.shape
         layout = LAYOUT if isinstance(shape, MisfitShape) else replace(LAYOUT, create_counter=self._create_counter)
-        return DocumentTable(
+        found = DocumentTable(
             self.lake,
             self.table,
             shape.columns,
@@ -167,6 +168,9 @@ class TypedTable:
             KIND,
             row_number=shape.row_number,
         )
+        if not isinstance(shape, TableShape) or shape.mode == CURRENT:
+            return found
+        return replace(found, to_rows=shape.make_rows, mode=shape.mode, mark_members=shape.mark_members)
 
     def find_next_fields(self) -> pa.Schema:
         """Return the fields that the table has after its next merge."""

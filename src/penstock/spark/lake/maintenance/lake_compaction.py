@@ -8,6 +8,7 @@ range at most, and leaves files that `vacuum` removes.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -18,6 +19,8 @@ from penstock.argument_types import check_arguments
 from penstock.errors import Error, UsageError
 from penstock.spark.lake.current.current_table import read_merged_version
 from penstock.spark.lake.current.document_table import CURRENT, DocumentTable
+from penstock.spark.lake.current.history_table import split_versions
+from penstock.spark.lake.current.table_shape import CHANGES, HISTORY
 from penstock.spark.lake.current.typed_table import list_document_tables
 from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport, TableReport
 from penstock.spark.lake.tables.data_files import (
@@ -36,6 +39,7 @@ __all__ = [
     "CompactionConflict",
     "compact",
     "group_small_files",
+    "join_added_files",
     "list_applied_files",
     "maintain_changelog",
     "make_maintenance_transaction",
@@ -51,6 +55,8 @@ TRIES = 5
 """Number of times that a range is joined if other commits come first."""
 MAINTENANCE = "penstock.maintenance"
 """The application id of commits that remove files of the changelog: if two run at the same time, one fails."""
+MAX_ADDED_FILES = 16
+"""Small files of a vbucket range that a table of changes may have, of which each merge adds one."""
 MAX_SMALL_FILES = 4096
 """Small changelog files that a run tolerates. A table lists all files at times, so each file costs commits time."""
 
@@ -88,16 +94,23 @@ def compact(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ())
     return MaintenanceReport(changelog, tables.pop(CURRENT, TableReport()), tables)
 
 
-def _compact_documents(target: DocumentTable) -> TableReport:
+def _compact_documents(target: DocumentTable, *, is_tiered: bool = False) -> TableReport:
     """Join small files of a table of documents.
+
+    Args:
+        target: the table.
+        is_tiered: join only files of similar size.
 
     Returns:
         Files and bytes of the table, before and after.
     """
 
     def choose_groups(opened: TableVersion) -> list[list[DataFile]]:
-        is_known = read_merged_version(target.lake, target.table, opened) is not None
-        return group_small_files(target.table.list_files(opened)) if is_known else []
+        if read_merged_version(target.lake, target.table, opened) is None:
+            return []
+        files = target.table.list_files(opened)
+        parts = split_versions(target, files) if target.mode == HISTORY else [files]
+        return [group for part in parts for group in group_small_files(part, is_tiered=is_tiered)]
 
     transaction, rewrite = partial(make_merge_transaction, target), partial(_rewrite_files, layout=target.layout)
     return _compact_table(target.table, choose_groups, transaction, rewrite)
@@ -139,6 +152,22 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
             )
     table.remove_unused_files(only_replaced=True)
     return are_many
+
+
+def join_added_files(targets: Iterable[DocumentTable]) -> None:
+    """Join small files of tables to which merges only add files, once a vbucket range has many. A run calls this often.
+
+    The commits declare that no row changed, so readers of new rows skip them.
+
+    Args:
+        targets: tables of documents. Merges rewrite the small files of all tables but those of changes.
+    """
+    for target in targets:
+        opened = target.table.open() if target.mode == CHANGES else None
+        small = (file for file in target.table.list_files(opened) if file.size < SMALL_BYTES) if opened else ()
+        if max(Counter(file.vbucket_range for file in small).values(), default=0) > MAX_ADDED_FILES:
+            with suppress(CompactionConflict):  # another process joins these files
+                _compact_documents(target, is_tiered=True)
 
 
 def group_small_files(files: Iterable[DataFile], *, is_tiered: bool = False) -> list[list[DataFile]]:

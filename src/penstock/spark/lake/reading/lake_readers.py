@@ -157,7 +157,7 @@ def read_typed_table(lake: LakeDirectory, name: str, limit: int | None = None) -
             known = ", ".join(["changelog", "current", *(each.name for each in list_typed_tables(lake))])
             raise UsageError(f"there is no table {name!r} in {lake.path}, expected {known}")
         rows = _open_files(found.table, found.table.list_files(opened), found.shape.columns)
-        keys = rows.to_table(columns=[*dict.fromkeys((found.shape.key_column, "_key_bytes", "_collection_id"))])
+        keys = rows.to_table(columns=[*dict.fromkeys((*found.shape.key_columns, "_collection_id"))])
         order = pc.sort_indices(keys, sort_keys=[(each, "ascending") for each in keys.column_names])[:limit]
         return rows.take(order)
 

@@ -219,7 +219,7 @@ ENCODINGS = {
 """Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
 
 
-class RowCounter(Protocol):
+class FooterCounter(Protocol):
     """Counts something about the rows of one file, for the file's footer."""
 
     def add(self, rows: pa.Table) -> None:
@@ -245,7 +245,7 @@ class ParquetLayout:
     encodings: Mapping[str, str]
     large: tuple[str, ...]
     statistics: tuple[str, ...]
-    create_counter: Callable[[], RowCounter] | None = None
+    create_counter: Callable[[], FooterCounter] | None = None
 
 
 CHANGE_LAYOUT = ParquetLayout(REPEATING, ENCODINGS, ("value", "xattrs"), STATISTICS)
@@ -294,7 +294,7 @@ class RangeWriter:
         self._sink: Any = None
         self._written = 0
         self._footers: list[pq.FileMetaData] = []
-        self._counter: RowCounter | None = None
+        self._counter: FooterCounter | None = None
 
     def write(self, rows: pa.Table) -> None:
         """Add rows; they are written once they fill a row group."""

@@ -190,19 +190,9 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         is_replacement: bool,
     ) -> None:
         now = time.time_ns() // 1_000_000
-        actions: list[Any] = [
-            AddAction(
-                file.path,
-                file.size,
-                self._make_partition_values(file),
-                file.modified or now,
-                rows_change,
-                file.stats,
-            )
-            for file in added
-        ]
+        actions: list[Any] = [_make_add_action(self, file, now, rows_change=rows_change) for file in added]
         actions += [
-            RemoveAction(file.path, rows_change, now, file.size, self._make_partition_values(file)) for file in removed
+            RemoveAction(file.path, rows_change, now, file.size, _make_partition_values(self, file)) for file in removed
         ]
         properties = CommitProperties(
             custom_metadata={BASE_VERSION: str(-1 if table is None else table.version())},
@@ -439,8 +429,14 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             return None
         return known[1]
 
-    def _make_partition_values(self, file: DataFile) -> dict[str, str | None]:
-        return {RANGE_COLUMN: str(file.vbucket_range)} if self.partition_by else {}
+
+def _make_add_action(table: DeltaLakeTable, file: DataFile, now: int, *, rows_change: bool) -> AddAction:
+    values, modified = _make_partition_values(table, file), file.modified or now
+    return AddAction(file.path, file.size, values, modified, rows_change, file.stats)
+
+
+def _make_partition_values(table: DeltaLakeTable, file: DataFile) -> dict[str, str | None]:
+    return {RANGE_COLUMN: str(file.vbucket_range)} if table.partition_by else {}
 
 
 def _add_notes(schema: pa.Schema, notes: Mapping[str, str] | None) -> pa.Schema:

@@ -24,7 +24,8 @@ from penstock.spark.lake.current.shape_changes import list_shape_changes, select
 from penstock.spark.lake.current.typed_table import KIND, TypedTable
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock, hold_lock
-from penstock.spark.pipeline.definition.definition import PipelineDefinition
+from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
+from penstock.spark.pipeline.state.kept_tables import list_kept
 from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.tables.misfits import RestReport
@@ -89,44 +90,39 @@ def retype_tables(
         The tables, also those that are as declared.
 
     Raises:
-        UsageError: the pipeline does not declare a table, or a named table does not exist yet.
+        UsageError: the pipeline has no such source or table, or a named table does not exist yet.
     """
-    declared = _list_declared(definition, names, source)
+    sources = [each.name for each in definition.sources]
+    if source is not None and source not in sources:
+        raise UsageError(f"source is {source!r}, expected {', '.join(map(str, sources))}")
+    places = [each for each in find_source_lakes(definition).declared if source in (None, each.source.name)]
+    kept = [(place, definition.open_lake(place.path)) for place in places]
+    tables = [(place.source.name, lake, _list_tables(definition, place.source, lake)) for place, lake in kept]
+    _check_names(names, [each.name for _, _, some in tables for each in some])
     found: list[RetypedTable] = []
-    for place in find_source_lakes(definition).declared:
-        chosen = [each for name, each in declared if name == place.source.name]
-        lake = definition.open_lake(place.path)
+    for name, lake, some in tables:
+        chosen = [each for each in some if not names or each.name in names]
         if chosen and lake.changelog_table.open() is not None:
             with translate_full_disk(definition.lake), hold_lock(lake.path, 0) as lock:
-                found += _retype_lake(place.source.name, lake, chosen, lock, report)
+                found += _retype_lake(name, lake, chosen, lock, report)
     if missing := [name for name in names if name not in {each.name for each in found}]:
         raise UsageError(f"table {missing[0]!r} does not exist yet; penstock pipeline run builds it")
     return found
 
 
-def _list_declared(
-    definition: PipelineDefinition, names: Collection[str], source: str | None
-) -> list[tuple[str | None, DependentKind]]:
-    """Return the chosen tables of the file, each with its source.
+def _list_tables(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> list[DependentKind]:
+    return [each for each in list_kept(definition, source, lake) if each.kind == KIND]
+
+
+def _check_names(names: Collection[str], known: Collection[str]) -> None:
+    """Check that the pipeline keeps the named tables.
 
     Raises:
-        UsageError: the file does not declare the source or a table.
+        UsageError: it does not.
     """
-    sources = [each.name for each in definition.sources]
-    if source is not None and source not in sources:
-        raise UsageError(f"source is {source!r}, expected {', '.join(map(str, sources))}")
-    found = [
-        (each.name, table)
-        for each in definition.sources
-        if source in (None, each.name)
-        for table in definition.list_dependents(each)
-        if table.kind == KIND
-    ]
-    known = dict.fromkeys(table.name for _, table in found)
     if missing := [name for name in names if name not in known]:
-        expected = ", ".join(known) or "a [[table]] in the file"
+        expected = ", ".join(dict.fromkeys(known)) or "a [[table]] in the file"
         raise UsageError(f"the pipeline declares no table {missing[0]!r}, expected {expected}")
-    return [each for each in found if not names or each[1].name in names]
 
 
 def _retype_lake(

@@ -19,7 +19,7 @@ from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.merged_state import retry_missing_files
 from penstock.spark.lake.current.misfit_table import MisfitTable
 from penstock.spark.lake.current.typed_table import KIND, TypedTable
-from penstock.spark.lake.maintenance.lake_compaction import maintain_changelog
+from penstock.spark.lake.maintenance.lake_compaction import join_added_files, maintain_changelog
 from penstock.spark.lake.reading.lake_readers import count_rows
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -146,6 +146,7 @@ class TableTasks:
             self._versions[_identify(target)] = merged.version
         # After the merge, because only applied files may be joined.
         maintain_changelog(self._lake)
+        join_added_files(tables)
         if self._retention is not None:
             self._retention.apply()
         return self._versions[name]

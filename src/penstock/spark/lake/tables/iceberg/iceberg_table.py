@@ -129,13 +129,13 @@ class IcebergTable(LakeTable[IcebergVersion]):
         if is_local and not self.path.is_dir():
             raise UsageError(f"{self.path} is a file; expected a directory with the {self.path.name} table, or nothing")
         if is_local:
-            self._refuse_foreign_files()
+            _refuse_foreign_files(self.path)
         counter = self._catalog.read_change_counter()
         table = self._catalog.load_table(self.path)
         snapshot = table.current_snapshot() if table is not None else None
         if table is None or snapshot is None:
             if not is_local:
-                self._refuse_foreign_files()
+                _refuse_foreign_files(self.path)
             return None
         found = [each.name for each in table.schema().fields]
         if self._checks_columns and found != self.schema.names:
@@ -145,19 +145,6 @@ class IcebergTable(LakeTable[IcebergVersion]):
         opened = IcebergVersion(table, table.metadata, snapshot)
         self._seen = counter, opened.version()
         return opened
-
-    def _refuse_foreign_files(self) -> None:
-        """Check that the place of the table has no files of other programs. It costs an object store a request.
-
-        Raises:
-            UsageError: it has one.
-        """
-        own = ("metadata", "data", f"{RANGE_COLUMN}=")
-        if foreign := [each.name for each in self.path.iterdir() if not each.name.startswith(own)]:
-            raise UsageError(
-                f"{self.path} holds {min(foreign)!r}, which is not a Penstock table's; expected an Iceberg table"
-                " or an empty directory"
-            )
 
     def read_id(self, opened: IcebergVersion) -> str:
         """Return the table's UUID."""
@@ -274,7 +261,9 @@ class IcebergTable(LakeTable[IcebergVersion]):
         known = {} if newest is None else read_transactions(newest.metadata, newest.snapshot)
         properties = {TRANSACTIONS: json.dumps(known | {transaction[0]: transaction[1]})}
         change = (
-            self._catalog.begin_table(self.path, **describe_table(self.schema, {**self._describe_past(), **notes}))
+            self._catalog.begin_table(
+                self.path, **describe_table(self.schema, {**_describe_past(self._keep_hours), **notes})
+            )
             if newest is None
             else newest.table.transaction()
         )
@@ -413,15 +402,11 @@ class IcebergTable(LakeTable[IcebergVersion]):
         if self._keep_hours is None:
             return
         self._keep_hours = hours
-        opened, wanted = self.open(), self._describe_past()
+        opened, wanted = self.open(), _describe_past(self._keep_hours)
         if opened is None or wanted.items() <= opened.metadata.properties.items():
             return
         with suppress(CommitFailedException), opened.table.transaction() as change:
             change.set_properties(wanted)
-
-    def _describe_past(self) -> dict[str, str]:
-        """Return the property for the age of snapshots."""
-        return {} if self._keep_hours is None else describe_snapshot_age(timedelta(hours=self._keep_hours))
 
     def forget(self) -> None:
         """Remove the table from the catalog."""
@@ -456,3 +441,22 @@ class IcebergTable(LakeTable[IcebergVersion]):
             with suppress(FileNotFoundError):
                 if path.stat().st_mtime <= limit:
                     path.unlink()
+
+
+def _refuse_foreign_files(place: LakePath) -> None:
+    """Check that the place of the table has no files of other programs. It costs an object store a request.
+
+    Raises:
+        UsageError: it has one.
+    """
+    own = ("metadata", "data", f"{RANGE_COLUMN}=")
+    if foreign := [each.name for each in place.iterdir() if not each.name.startswith(own)]:
+        raise UsageError(
+            f"{place} holds {min(foreign)!r}, which is not a Penstock table's; expected an Iceberg table"
+            " or an empty directory"
+        )
+
+
+def _describe_past(keep_hours: int | None) -> dict[str, str]:
+    """Return the property of a table for the age of its snapshots."""
+    return {} if keep_hours is None else describe_snapshot_age(timedelta(hours=keep_hours))
