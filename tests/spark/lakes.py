@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,7 @@ from penstock.spark.values.json_types import from_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from tests.patience import PATIENCE
 from tests.spark.typed_readers import read_rows
+from tests.spark.version_model import model_versions, read_versions
 
 ROOT = Path(__file__).parents[2]
 VBUCKETS = 64
@@ -46,6 +48,7 @@ LINES = ChildShape.of_table(TYPED, "documents_lines", ("lines",), from_ddl("line
 ORDERS: dict[str, Any] = {"collection_id": 8, "scope": "shop", "collection": "orders"}
 """The collection whose JSON objects come with a later batch of the killable driver. No column has their field."""
 INFERRED_ORDERS = TableShape(name="shop_x2e_orders", fields=pa.schema([]), scope="shop", collection="orders")
+VERSIONS, CHANGES = (replace(TYPED, name=mode, mode=mode) for mode in ("history", "changes"))
 
 Row = dict[str, Any]
 Documents = dict[tuple[int, int, bytes], tuple[int, bytes]]
@@ -163,7 +166,8 @@ def orphans(lake: Lake) -> list[str]:
 def list_targets(lake: Lake) -> list[DocumentTable]:
     """Return the tables of documents that the killable driver merges."""
     inferred = [each.open(lake).describe() for each in infer_tables(find_collections(lake))]
-    return [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in (TYPED, LINES)), *inferred]
+    shapes = (TYPED, LINES, VERSIONS, CHANGES)
+    return [describe_current(lake), *(TypedTable(lake, shape).describe() for shape in shapes), *inferred]
 
 
 def read_typed_documents(lake: Lake, shape: TableShape = TYPED) -> dict[tuple[int, int, bytes], bytes]:
@@ -257,6 +261,14 @@ def check_driven(lake: Lake, batches: int) -> None:
         assert read_typed_documents(lake, shape) == wanted
     lines = {at: json.loads(value)["lines"] for at, value in documents.items() if at[1] == 0}
     assert read_typed_lines(lake) == lines
+    own = [change for change in rows if not change.get("collection_id")]
+    versions = read_rows(TypedTable(lake, VERSIONS))
+    places = {(r["vbucket"], r["history"], r["seqno"]): r for r in own}
+    assert read_versions(versions) == model_versions(own)
+    for line in versions:
+        assert line["_rest"].encode() == places[line["_vbucket"], line["_history"], line["_seqno"]]["value"]
+    changes = [(line["_vbucket"], line["_history"], line["_seqno"]) for line in read_rows(TypedTable(lake, CHANGES))]
+    assert sorted(changes) == sorted(places)
     assert read_documents(lake).num_rows == len(model(rows))
 
 

@@ -19,7 +19,8 @@ from tests.examples import scaled
 from tests.spark.lakes import append, rollback, row
 from tests.spark.test_history_tables import forget_commits, list_lines
 from tests.spark.test_typed_tables import FIELDS, apply_changes, name_rows
-from tests.spark.versions import list_collection_changes, read_time, timed_histories
+from tests.spark.version_model import list_collection_changes, read_time
+from tests.spark.versions import timed_histories
 
 PLAIN = TableShape(name="orders", fields=FIELDS, mode="changes")
 IN_8 = replace(PLAIN, name="eight", scope="shop", collection="c8")

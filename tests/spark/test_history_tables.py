@@ -31,7 +31,8 @@ from tests.examples import scaled
 from tests.spark.lakes import append, as_documents, checkpoint, model, read_table_documents, rollback, row
 from tests.spark.test_retention import ALL, batches, commit
 from tests.spark.test_typed_tables import FIELDS, OWN, apply_changes, name_rows
-from tests.spark.versions import START, Version, model_versions, sort_versions, timed_histories
+from tests.spark.version_model import model_versions, read_versions
+from tests.spark.versions import START, timed_histories
 
 PLAIN = TableShape(name="orders", fields=FIELDS, mode="history")
 IN_8 = replace(PLAIN, name="eight", scope="shop", collection="c8")
@@ -46,24 +47,8 @@ def list_lines(table):
 
 def read(lines):
     """Return the rows of a history table as the model has them; fails if a row has the values of another version."""
-    found = []
-    for line in lines:
-        assert line["n"] == line["_seqno"]
-        closed = (line["_closed_history"], line["_closed_seqno"])
-        assert line["_is_current"] == (None in closed)
-        found.append(
-            Version(
-                line["_vbucket"],
-                line["_collection_id"],
-                line["_key_bytes"] if line["_key"] is None else line["_key"].encode(),
-                line["_history"],
-                line["_seqno"],
-                line["_valid_from"],
-                line["_valid_to"],
-                None if line["_is_current"] else closed,
-            )
-        )
-    return sort_versions(found)
+    assert all(line["n"] == line["_seqno"] for line in lines)
+    return read_versions(lines)
 
 
 @settings(max_examples=scaled(40))

@@ -21,6 +21,7 @@ from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents
 from tests.spark.test_protocols import fail_over
 from tests.spark.typed_readers import query_table, scan_table
+from tests.spark.version_model import model_versions, read_versions
 
 pytestmark = pytest.mark.spark
 
@@ -327,3 +328,68 @@ def test_maintenance_knows_the_tables(shop):
     shop.run()
     assert shop.read("orders")["customer"].to_list() == [None] * 70
     assert json.loads(shop.read("orders").filter(pl.col("number") == 60)["_rest"][0]) == {"customer": 4}
+
+
+VERSIONS = """
+[[table]]
+collection = "sales.orders"
+name = "{mode}"
+schema = "customer BIGINT"
+key = "order::{{number BIGINT}}"
+mode = "{mode}"
+"""
+
+
+def check_versions(shop):
+    """Assert that the newest versions are the bucket's orders, and that both tables follow from the changelog."""
+    shop.check()
+    history, changes = (shop.read(mode) for mode in ("history", "changes"))
+    found = history.filter(pl.col("_is_current")).select("number", "customer", "_valid_to").sort("number").rows()
+    keys = sorted(int(key.removeprefix("order::")) for key in shop.orders)
+    assert found == [(number, shop.orders[f"order::{number}"]["customer"], None) for number in keys]
+    rows = shop.lake.changelog().to_pylist()
+    ids = {each["collection_id"] for each in rows if each["collection"] == "orders"}
+    own = [each for each in rows if each["event"] == "rollback" or each["collection_id"] in ids]
+    places = changes.select("_vbucket", "_history", "_seqno", "_event").rows()
+    assert sorted(places) == sorted((each["vbucket"], each["history"], each["seqno"], each["event"]) for each in own)
+    rows = [each for each in own if each["event"] != "modify_collection"]
+    rows.sort(key=lambda each: (each["vbucket"], each["history"], each["event"] != "rollback", each["seqno"]))
+    assert read_versions(history.rename({"number": "_number"}).to_dicts()) == model_versions(rows)
+
+
+def test_versions_and_changes_follow_the_bucket(shop):
+    shop.path.write_text(shop.path.read_text() + "".join(VERSIONS.format(mode=mode) for mode in ("history", "changes")))
+    shop.store({n: order(n) for n in range(60)})
+    shop.run()
+    check_versions(shop)
+    before = dict(shop.orders)
+    marks = {n: vbucket.changes.high_seqno for n, vbucket in enumerate(shop.node.buckets["default"].store.vbuckets)}
+    shop.store({n: order(n, note="lost") for n in range(40, 80)})
+    shop.run()
+    check_versions(shop)
+    assert shop.read("history").height == 140  # 60 orders were stored once more
+    for number, seqno in marks.items():
+        fail_over(shop.node, number, seqno)
+    shop.orders = before
+    shop.run()
+    check_versions(shop)
+    shop.remove("sales.orders", "order::1", "order::2")
+    shop.run()
+    check_versions(shop)
+    status = {each.name: each for each in read_status(shop.lake).dependents}
+    size = status["history"].size
+    assert size is not None
+    assert size.rows == shop.read("history").height
+    request_resnapshot(shop.lake, range)
+    shop.run()
+    check_versions(shop)
+    shop.change_collections(lambda manifest: manifest.without_collection("sales", "orders"))
+    shop.orders = {}
+    shop.run()
+    check_versions(shop)
+    ended = shop.read("history")
+    assert ended.height == 58
+    assert ended.select("_valid_to", "_is_current").unique().rows() == [(None, False)]
+    compact(shop.lake)
+    vacuum(shop.lake, 0)
+    check_versions(shop)

@@ -16,7 +16,8 @@ from penstock.spark.lake.current.version_rules import (
     merge_versions,
 )
 from tests.spark.lakes import table
-from tests.spark.versions import Version, model_versions, sort_versions, timed_histories
+from tests.spark.version_model import Version, model_versions, sort_versions
+from tests.spark.versions import timed_histories
 
 
 def list_changes(rows):
