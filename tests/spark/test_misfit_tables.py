@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from penstock.errors import UsageError
-from penstock.spark import Lake
+from penstock.spark import Lake, vacuum
 from penstock.spark.lake.current.current_table import merge_tables
 from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.misfit_table import MisfitTable
@@ -21,19 +21,23 @@ from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable, list_typed_tables
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.pipeline.definition.definition import read_definition
+from penstock.spark.pipeline.maintenance.document_selection import DocumentSelection
+from penstock.spark.pipeline.maintenance.erasure import erase_documents
 from penstock.spark.pipeline.run.dependent_tasks import create_tasks
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.tables.key_pattern import KeyPattern
-from penstock.spark.tables.misfit_documents import find_misfit_rows
+from penstock.spark.tables.misfit_documents import Misfits, find_misfit_rows
 from penstock.spark.tables.misfits import MisfitFinder
 from penstock.spark.values.json_types import from_ddl
 from tests.examples import scaled
 from tests.spark.lakes import append, checkpoint, model, rollback, row
 from tests.spark.test_current import histories
+from tests.spark.test_erasure import find_secrets
 
 FIELDS = from_ddl("n BIGINT, tags ARRAY<STRING>")
 ORDERS = TableShape(name="orders", fields=FIELDS, misfits="dead_letter")
 INFERRED = TableShape(name="orders", fields=pa.schema([]), misfits="dead_letter")
+HANDLED: dict[str, Misfits] = {"rests": "rest", "letters": "dead_letter"}
 FITTING = [b'{"n": 1}', b'{"n": 2, "new": {"a": [1]}}', b'{"tags": ["a"]}', b"{}"]
 ODD = [b'{"n": "1"}', b'{"tags": [1, 2, 3, 4, 5]}', b"[1]", b"no json", b"\xff", b'{"n": 1, "n": 2}', b'{"n": 1e400}']
 
@@ -166,6 +170,23 @@ def test_fail_commits_nothing_and_names_the_document(lake, value, place, reason,
     rest = replace(shape, misfits="rest")  # makes the same rows, so the table stays
     table = InferredTable(lake, rest) if is_inferred else TypedTable(lake, rest)
     assert table.position() is not None
+
+
+def test_an_erased_document_is_in_no_count_and_no_dead_letter(lake):
+    tables = [TypedTable(lake, replace(ORDERS, name=name, misfits=misfits)) for name, misfits in HANDLED.items()]
+    targets: list[TypedTable | MisfitTable] = [*tables, MisfitTable(tables[1])]
+    others = [row(vbucket, 1, b"other %d" % vbucket, b'{"n": "1"}') for vbucket in (0, 4)]
+    append(lake, 0, [*others, row(8, 2, b"zqkey", b'{"n": "zqvalue"}')])
+    merge_tables([each.describe() for each in targets])
+    append(lake, 1, [row(8, 3, b"zqkey", b'{"n": ["zqvalue"]}')])
+    merge_tables([each.describe() for each in targets])
+    assert {"zqkey"} <= {key for each in tables[0].report_rest().misfits for key in each.keys}
+    found = {name.partition("/")[0] for name, _ in find_secrets(lake.path / "tables")}
+    assert found == {"rests", "letters_misfits"}
+    erase_documents(lake, DocumentSelection((b"zqkey",)))
+    vacuum(lake, 0)
+    assert find_secrets(lake.path) == []
+    assert [tables[0].report_rest().rows, len(read(lake, "letters")), len(read(lake, "letters_misfits"))] == [2, 0, 2]
 
 
 FILE = """

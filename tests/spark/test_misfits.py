@@ -59,7 +59,9 @@ def count(*documents):
         (b'{"other": {"a": 1}, "n": 5}', [("other", UNKNOWN, "object", None)]),
         (b'{"n": 1, "n": 2}', [("", "repeated name", "object", None)]),
         (b"[1]", [("", "no JSON object", "no object", None)]),
-        (b"\xff", [("_binary", UNKNOWN, "text", None)]),
+        (b"\xff", [("", "no JSON object", "no object", None)]),
+        (b'{"_binary": "/w=="}', [("_binary", UNKNOWN, "text", None)]),
+        (b'{ "_binary": "/w==" , "n": "1"}', [("n", TYPE, "text", "BIGINT"), ("_binary", UNKNOWN, "text", None)]),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("is_native", [True, False])

@@ -18,7 +18,14 @@ from penstock.names import escape_bytes, escape_text
 from penstock.spark.tables.column_rules import add_rules, create_parser
 from penstock.spark.values.column_tree import Reason, join_path
 from penstock.spark.values.json_types import as_struct, format_type
-from penstock.spark.values.typed_documents import OTHER_NAMES, SAMPLE_ROWS, ColumnRule, Misfit, ParsedDocuments
+from penstock.spark.values.typed_documents import (
+    BINARY_BEGINNING,
+    OTHER_NAMES,
+    SAMPLE_ROWS,
+    ColumnRule,
+    Misfit,
+    ParsedDocuments,
+)
 from penstock.wire.values.json_value import read_members
 
 __all__ = ["NOTE", "REST", "MisfitFinder", "RestCount", "RestCounter", "RestReport", "name_json_type", "name_key"]
@@ -200,7 +207,9 @@ class RestCounter:
         return {NOTE: self.make_report().to_json()} if self._report.rows else {}
 
     def _count(self, rows: pa.Table) -> tuple[RestCount, ...]:
-        texts = rows[REST].cast(pa.binary()).combine_chunks()
+        rests = rows[REST].cast(pa.string()).combine_chunks()
+        is_binary = pc.starts_with(rests, BINARY_BEGINNING)
+        texts = pc.if_else(is_binary, "", rests).cast(pa.binary())  # the object in `_rest` is not the document
         parsed = self._finder.parse(texts)
         found = dict(parsed.misfits)
         fits = pc.and_(pc.fill_null(parsed.objects, False), parsed.rest.is_null())

@@ -39,6 +39,8 @@ SAMPLE_ROWS = 3
 """Rows that a misfit names; the extension module has the same number."""
 MAX_UNKNOWN = 1000
 """The most names of unknown fields that are counted apart; the extension module has the same number."""
+BINARY_BEGINNING = '{"_binary": "'
+"""The beginning of the rest of a value that is no text. The rest of an object has no space there."""
 OTHER_NAMES = "*"
 """The path of the unknown fields above MAX_UNKNOWN."""
 
