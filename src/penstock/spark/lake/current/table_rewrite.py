@@ -239,7 +239,7 @@ class DocumentRewrite(TableRewrite):
                 removed = old
             elif is_touched:
                 found = [_OpenFile.open(stack, target, file, delta) for file in old]
-                removed = [each.file for each in found if each.copy_kept(target, writer)]
+                removed = [each.file for each in found if each.copy_kept(target, writer) is not None]
             else:
                 removed = []
             for start in range(0, delta.changes.num_rows, BATCH_ROWS):
@@ -266,15 +266,14 @@ class DocumentRewrite(TableRewrite):
             if not fresh.num_rows and all(each.kept.all() for each in found):
                 return RewrittenFiles([], [], [], len(delta.rolled_back))
             writer = stack.enter_context(self.open_writer(vbucket_range))
+            outdated = [each.copy_kept(target, writer) for each in found]
+            removed = [each.file for each, rows in zip(found, outdated, strict=True) if rows is not None]
+            writer.write(fresh)
             if not target.table.has_change_files:  # readers compare the rows of replaced and new files
-                removed = [each.file for each in found if each.copy_kept(target, writer)]
-                writer.write(fresh)
                 return RewrittenFiles(writer.close(), removed, [], len(delta.rolled_back))
             feed = stack.enter_context(self.open_feed(vbucket_range))
-            outdated = pa.concat_tables([target.columns.empty_table(), *(each.read_outdated(target) for each in found)])
-            removed = [each.file for each in found if each.copy_kept(target, writer)]
-            writer.write(fresh)
-            _write_feed(feed, target, outdated, fresh)
+            gone = [rows for rows in outdated if rows is not None]
+            _write_feed(feed, target, pa.concat_tables([target.columns.empty_table(), *gone]), fresh)
             return RewrittenFiles(writer.close(), removed, feed.close(), len(delta.rolled_back))
 
 
@@ -318,34 +317,30 @@ class _OpenFile:
         kept = np.zeros(documents.num_rows, bool) if delta is None else ~np.asarray(delta.mark_outdated(documents))
         if positions is None:
             return cls(file, rows, kept, np.empty(0, np.void))
-        own = encode_positions(documents)
+        # The delta brings no change of the other documents, and comparisons cost more than the marks.
+        outdated = np.flatnonzero(~kept)
+        own = encode_positions(documents.take(outdated))
         is_settled = np.isin(own, positions)
-        return cls(file, rows, kept | is_settled, own[is_settled])
+        kept[outdated[is_settled]] = True
+        return cls(file, rows, kept, own[is_settled])
 
-    def copy_kept(self, target: DocumentTable, writer: RangeWriter) -> bool:
+    def copy_kept(self, target: DocumentTable, writer: RangeWriter) -> pa.Table | None:
         """Write the rows that stay, one row group at a time.
 
         Returns:
-            False if the file itself stays. A small file is rewritten even without outdated rows, to keep files few.
+            The rows that do not stay. None if the file itself stays. A small file is rewritten even without outdated
+            rows, to keep files few.
         """
         if self.kept.all() and (self.file.size > SMALL_BYTES or self.file.rows > SMALL_ROWS):
-            return False
-        for rows, kept in self._read_groups(target):
-            writer.write(rows.filter(pa.array(kept)))
-        return True
-
-    def read_outdated(self, target: DocumentTable) -> pa.Table:
-        """Return the rows that do not stay."""
-        if self.kept.all():
-            return target.columns.empty_table()
-        return pa.concat_tables(rows.filter(pa.array(~kept)) for rows, kept in self._read_groups(target))
-
-    def _read_groups(self, target: DocumentTable) -> Iterator[tuple[pa.Table, npt.NDArray[np.bool_]]]:
-        start = 0
+            return None
+        outdated, start = [target.columns.empty_table()], 0
         for group in range(self.rows.num_row_groups):
             rows = match_types(self.rows.read_row_group(group, columns=target.columns.names), target.columns)
-            yield rows, self.kept[start : start + rows.num_rows]
+            kept = self.kept[start : start + rows.num_rows]
             start += rows.num_rows
+            writer.write(rows.filter(pa.array(kept)))
+            outdated.append(rows.filter(pa.array(~kept)))
+        return pa.concat_tables(outdated)
 
 
 def _write_feed(feed: RangeWriter, target: DocumentTable, outdated: pa.Table, fresh: pa.Table) -> None:
