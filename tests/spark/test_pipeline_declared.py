@@ -187,12 +187,13 @@ def test_iceberg_tables_have_dependents_and_all_readers(spark, documents, lake, 
     path.write_text(f'lake = "lake"\n[source.s]\nurl = "{documents.url}"\n[tables]\n{tables}\ntype = "double"\n')
     definition = read_definition(str(path))
     (planned,) = plan_run(definition).sources
-    assert [(part.name, part.kind) for part in planned.parts[:2]] == [("changelog", "iceberg"), ("current", "iceberg")]
+    formats = [("changelog", "iceberg"), ("tables", "table"), ("current", "iceberg")]
+    assert [(part.name, part.kind) for part in planned.parts[:3]] == formats
     documents.store(beers(0, 20))
     for rows in (20, 0, 1):
         (progress,) = run_pipeline(definition, available_now=True, spark=spark)
         assert (progress.rows, progress.lag) == (rows, 0)
-        assert [each.error for each in progress.dependents] == [None, None]
+        assert [each.error for each in progress.dependents] == [None, None, None]
         if not rows:
             documents.store({"beer-3": b'{"abv": 99}'})
     assert current_of(lake) == documents.contents()

@@ -24,8 +24,8 @@ _COLUMNS = {
 }
 """Columns of text tables; JSON has all columns."""
 
-_MOST_COLUMNS = 10
-"""Columns of a typed table that fit on a wide terminal."""
+_MOST_COLUMNS, _CELL_WIDTH = 8, 24
+"""Columns of a typed table that fit on a terminal, and the width of each but the first."""
 _HEADINGS = {"rev_seqno": "rev"}
 _TEXT_COLUMNS = ("event", "collection", "bucket", "owner", "replicas", "state")
 _MAX_WIDTHS = {"key": 48, "value": 120, "snippet": 120}
@@ -89,16 +89,18 @@ def _make_typed_table(lake: LakeDirectory, name: str, rows: Sequence[Mapping[str
     if len(names) > _MOST_COLUMNS:
         caption += f", {_MOST_COLUMNS} of {len(names)} columns; --json has all"
     names = names[:_MOST_COLUMNS]
-    shown = [
-        {each: row[each] if isinstance(row[each], str | bytes) else _format_value(row[each]) for each in names}
-        for row in rows
-    ]
-    return make_table(name, names, shown, caption)
+    shown = [{names[0]: row[names[0]]} | {each: _cut(_format_value(row[each])) for each in names[1:]} for row in rows]
+    is_number = {each: any(isinstance(row[each], int | float) for row in rows) for each in names}
+    return make_table(name, names, shown, caption, [each for each in names if not is_number[each]])
 
 
 def _is_shown(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     is_added = column.startswith("_") and not column.startswith("_x")
     return column == "_key" or not is_added or (column == "_rest" and any(row[column] is not None for row in rows))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _CELL_WIDTH else text[: _CELL_WIDTH - 1] + "…"
 
 
 def _format_value(value: Any) -> str:
@@ -108,8 +110,18 @@ def _format_value(value: Any) -> str:
     return "" if found is None else str(found)
 
 
-def make_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str) -> Table:
-    """Return some columns of rows as a text table. A key that is not UTF-8 is read from `key_bytes`."""
+def make_table(
+    title: str, columns: Sequence[str], rows: Iterable[Mapping[str, Any]], caption: str, texts: Sequence[str] = ()
+) -> Table:
+    """Return some columns of rows as a text table. A key that is not UTF-8 is read from `key_bytes`.
+
+    Args:
+        title: the title.
+        columns: names of the columns.
+        rows: the rows.
+        caption: the line below the table.
+        texts: columns that hold texts, beside those that do in each table. They are cut on a narrow terminal.
+    """
     from rich.table import Table
     from rich.text import Text
 
@@ -123,10 +135,9 @@ def make_table(title: str, columns: Sequence[str], rows: Iterable[Mapping[str, A
         pad_edge=False,
     )
     for column in columns:
-        text = column in _MAX_WIDTHS or column in _TEXT_COLUMNS
-        table.add_column(
-            _HEADINGS.get(column, column), justify="left" if text else "right", no_wrap=column not in _MAX_WIDTHS
-        )
+        is_cut = column in _MAX_WIDTHS or column in texts
+        text = is_cut or column in _TEXT_COLUMNS
+        table.add_column(_HEADINGS.get(column, column), justify="left" if text else "right", no_wrap=not is_cut)
     for row in rows:
         # no_wrap is set on the cell: rich would not shrink a column with no_wrap before the others.
         table.add_row(*(Text(_format_cell(row, column), no_wrap=True, overflow="ellipsis") for column in columns))

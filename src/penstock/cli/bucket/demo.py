@@ -40,12 +40,12 @@ def demo(
     """Run a complete demonstration.
 
     Starts a node, loads documents, changes them, follows the bucket with Spark
-    into two tables, and compares the result with the bucket key by key.
+    into tables, compares them with the bucket key by key, and queries one.
 
     With --tour the node is killed instead of changes, and the tables heal. Each
     step is explained, and waits for Enter on a terminal.
 
-    The exit code is 0 only if the current table equals the bucket.
+    The exit code is 0 only if the tables equal the bucket.
     """
     from rich.console import Console
 
@@ -62,7 +62,7 @@ def demo(
         if not run_interruptibly(lambda check: make_run(plan, place, console, check).run()):
             raise typer.Exit(ExitCode.FAILURE)
         if plan.lake is not None:
-            console.print(f"The tables are in {plan.lake}: penstock pipeline show {plan.lake} current", markup=False)
+            console.print(f"The tables are in {plan.lake}: penstock pipeline status {plan.lake}", markup=False)
 
 
 @contextmanager

@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote
 
 from penstock.cli.base.json_lines import BadLine, LoadedDocument, encode_compact_json, open_input, read_documents
 from penstock.cli.base.show import warn
@@ -25,6 +28,8 @@ from penstock.names import make_printable
 from penstock.text_files import LineReader
 
 if TYPE_CHECKING:
+    from deltalake import DeltaTable
+    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from penstock.client.bucket import Bucket
@@ -59,7 +64,7 @@ class DemoRun:
         self.tally = WorkloadTally()
 
     def run(self) -> bool:
-        """Return whether the current table equals the bucket."""
+        """Return whether the tables equal the bucket."""
         from deltalake import DeltaTable
 
         from penstock.spark.lake.tables.directory import LakeDirectory
@@ -68,30 +73,42 @@ class DemoRun:
             self.print_progress(f"[bold]Node[/] serving {node.url}, process {node.pid}")
             loaded = asyncio.run(self.load_documents(node.url))
             self.print_progress(f"[bold]Documents[/] {loaded}")
-            progress = self.run_pipeline(node.url)
+            self.print_progress("[bold]Spark[/] starting a query that follows the bucket")
+            with open_session() as spark:
+                progress = self.run_pipeline(node.url, spark)
+                answers = self.query_table(spark)
             lake = LakeDirectory(self.lake)
             differences, documents = asyncio.run(compare_documents(node.url, lake))
         rows = DeltaTable(str(self.lake / "tables" / self.table)).count()
         if rows != documents:
             differences.append(f"the table {self.table} has {rows:,} rows, and the bucket {documents:,} documents")
         self.print_summary(progress, differences, documents, lake)
-        self.print_query()
+        self.print_answers(answers)
         return not differences
 
-    def print_query(self) -> None:
-        """Print a query of the typed table, by an engine that does not know Penstock, and its result."""
-        import pyarrow as pa
-        from deltalake import DeltaTable, QueryBuilder
+    @property
+    def query(self) -> str:
+        """The query of the typed table."""
+        column, value = ("style", "avg(abv)") if self.plan.file is None else ("_batch", "count(*)")
+        return f"SELECT {column}, {value} FROM {self.table} GROUP BY {column}"
 
-        place, is_beer = self.lake / "tables" / self.table, self.plan.file is None
-        column, value = ("style", "avg(abv)") if is_beer else ("_batch", "count(*)")
-        query = f"SELECT {column}, {value} FROM {self.table} GROUP BY {column}"
-        found = (
-            QueryBuilder().register(self.table, DeltaTable(str(place))).execute(f"{query} ORDER BY {column} LIMIT 5")
-        )
+    def query_table(self, spark: SparkSession) -> dict[str, list[tuple[Any, ...]]]:
+        """Return the first rows of the query by engine: of Spark, and of one that knows no Penstock."""
+        from deltalake import DeltaTable
+
+        table = DeltaTable(str(self.lake / "tables" / self.table))
+        query = f"{self.query} ORDER BY 1 NULLS LAST LIMIT 5"
+        # The files, because this session has no jar of Delta Lake. With it: FROM delta.`PATH`.
+        spark.read.parquet(*map(unquote, table.file_uris())).createOrReplaceTempView(self.table)
+        engine, rows = _query_plainly(table, self.table, query)
+        return {engine: rows, "Spark SQL": [tuple(row) for row in spark.sql(query).collect()]}
+
+    def print_answers(self, answers: Mapping[str, Sequence[tuple[Any, ...]]]) -> None:
+        """Print the query of the typed table, and the rows of each engine side by side."""
+        lines = [self.query, f"of {self.lake / 'tables' / self.table}, in {' and in '.join(answers)}"]
+        for rows in zip(*answers.values(), strict=True):
+            lines.append("  ".join(map(_format_cell, [rows[0][0], *(value for _, value in rows)])))
         self.console.print("\n[bold]Query[/]", end="")
-        lines = [query, f"of {place}, for any program that reads Delta"]
-        lines += ["  ".join(map(_format_cell, line.values())) for line in pa.table(found.read_all()).to_pylist()]
         for indent, line in zip([6, *[11] * len(lines)], lines, strict=False):
             self.console.print(" " * indent + line, highlight=False, markup=False, soft_wrap=True)
 
@@ -148,10 +165,14 @@ class DemoRun:
         warn(f"{self.plan.file} line {bad.line}: {bad.reason}")
         return False
 
-    def run_pipeline(self, url: str) -> SourceProgress:
+    def run_pipeline(self, url: str, spark: SparkSession) -> SourceProgress:
         """Run the pipeline, and change documents after its first batch.
 
         The pipeline stops when the changes have ended and are in the tables.
+
+        Args:
+            url: the bucket.
+            spark: the session.
 
         Returns:
             The last progress of the pipeline.
@@ -163,7 +184,6 @@ class DemoRun:
 
         finish = threading.Event()
         changing: list[Future[None]] = []
-        self.print_progress("[bold]Spark[/] starting a query that follows the bucket")
         with LoopThread("penstock-workload") as loop:
 
             def report(progress: SourceProgress) -> None:
@@ -177,7 +197,7 @@ class DemoRun:
 
             table = TableDefinition(name=self.table, collection="_default", schema="infer", key="key STRING")
             definition = replace(define_bucket_pipeline(str(self.lake), url=url), dependents=(table,))
-            (progress,) = run_pipeline(definition, report=report, finish=finish)
+            (progress,) = run_pipeline(definition, spark=spark, report=report, finish=finish)
             changing[0].result(_STOP_SECONDS)
         return progress
 
@@ -193,10 +213,10 @@ class DemoRun:
     def print_summary(
         self, progress: SourceProgress, differences: list[str], documents: int, lake: LakeDirectory
     ) -> None:
-        """Print some rows of both tables, and the result of the comparison."""
+        """Print some rows of the tables, and the result of the comparison."""
         from rich.text import Text
 
-        for name in ("changelog", "current"):
+        for name in ("changelog", self.table):
             self.console.print()
             self.console.print(make_lake_table(lake, name, 5), soft_wrap=False)
         self.console.print()
@@ -208,12 +228,36 @@ class DemoRun:
         for difference in differences[:5]:
             self.console.print(Text(make_printable(difference), style="red"))
         verdict = (
-            f"[red]{len(differences):,} differences between the current table and the bucket[/]"
+            f"[red]{len(differences):,} differences between the tables and the bucket[/]"
             if differences
             else f"[green]{documents:,} documents, equal to the bucket key by key (cas and value)[/]"
         )
-        self.console.print(f"[bold]Current[/]    {verdict}")
+        self.console.print(f"[bold]Tables[/]     {verdict}")
         self.console.print(f"[bold]Time[/]       {time.monotonic() - self.started:.0f} s")
+
+
+@contextmanager
+def open_session() -> Iterator[SparkSession]:
+    """Yield a session of Spark on this machine, which is stopped at the end."""
+    from penstock.spark.runtime.spark_session import local_session
+
+    spark = local_session()
+    try:
+        yield spark
+    finally:
+        spark.stop()
+
+
+def _query_plainly(table: DeltaTable, name: str, query: str) -> tuple[str, list[tuple[Any, ...]]]:
+    """Return an engine without Spark, and the rows that it finds: DuckDB if it is installed."""
+    if find_spec("duckdb"):  # no dependency, but a program that most readers of tables know
+        with import_module("duckdb").connect() as engine:
+            return "DuckDB", engine.register(name, table.to_pyarrow_dataset()).execute(query).fetchall()
+    import pyarrow as pa
+    from deltalake import QueryBuilder
+
+    found = pa.table(QueryBuilder().register(name, table).execute(query).read_all())
+    return "DataFusion", [tuple(line.values()) for line in found.to_pylist()]
 
 
 def _format_cell(value: str | float | None) -> str:

@@ -59,8 +59,8 @@ class TourRun(DemoRun):
             self.print_progress(f"[bold]Documents[/] {asyncio.run(self.load_documents(node.url))}")
             self.explain(
                 "Follow",
-                "Spark starts, and a streaming query follows the bucket into two tables. The changelog has every"
-                " change. The table current has the newest version of each document.",
+                "Spark starts, and a streaming query follows the bucket into tables. The changelog has every change."
+                " The typed table has the newest version of each document, with a column for each field.",
             )
             with _FollowingPipeline(self.lake, node.url, self.check) as pipeline:
                 progress = pipeline.wait_for(lambda found: found.changelog_rows > 0 and found.lag == 0)
@@ -70,13 +70,13 @@ class TourRun(DemoRun):
                 self.print_progress(f"[bold]Rollback[/] of {progress.rollbacks:,} vbuckets, as rows of the changelog")
                 self.explain(
                     "See the table heal",
-                    "A rollback deletes no row of the changelog. It makes older rows of its vbucket void. The table"
-                    " current follows the new history, and drops the documents that were lost.",
+                    "A rollback deletes no row of the changelog. It makes older rows of its vbucket void. The typed"
+                    " table follows the new history, and drops the documents that were lost.",
                 )
                 progress = pipeline.finish()
             self.explain(
                 "Compare",
-                "Each document of the bucket is compared with its row of current, by cas and value.",
+                "Each document of the bucket is compared with its row, by cas and value.",
             )
             lake = LakeDirectory(self.lake)
             differences, documents = asyncio.run(compare_documents(node.url, lake))
@@ -103,6 +103,11 @@ class TourRun(DemoRun):
         self._has_lost_some = True
         self.print_progress(f"[bold]Node[/] serving {node.url} again, process {node.pid}")
         self.print_progress(f"[bold]Documents[/] {asyncio.run(self.load_documents(node.url))}")
+
+    @property
+    def table(self) -> str:
+        """The name of the typed table, which no file declares."""
+        return "default"
 
     @contextmanager
     def open_documents(self) -> Iterator[Iterable[LoadedDocument | BadLine]]:
