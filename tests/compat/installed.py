@@ -23,6 +23,7 @@ __all__ = [
     "find_program",
     "make_java_command",
     "make_kafka_command",
+    "make_lakehouse_command",
     "make_library_environment",
     "make_npm_environment",
     "require_package",
@@ -37,6 +38,10 @@ _BROWSER = _PLACE / "browser"
 AXE = _NPM / "axe-core" / "axe.min.js"
 """The script of axe-core, which finds violations of the accessibility guidelines in a page."""
 _KAFKA = _PLACE / "kafka"
+_LAKEHOUSE = _PLACE / "lakehouse"
+
+SPARK_OPENED = ("java.lang", "java.lang.invoke", "java.nio", "java.util", "sun.nio.ch", "sun.util.calendar")
+"""Packages of Java that Spark needs to be open."""
 
 GO_DIRECTORY = _PLACE / "go"
 """The Go programs, and the data files of gocbcore's test suites."""
@@ -95,6 +100,15 @@ def make_kafka_command(name: str) -> list[str]:
     if not (_KAFKA / "installed").exists():
         _report_missing("the Kafka broker")
     return [find_program("java"), *QUICK_JAVA.split(), "-Xmx256m", "-cp", str(_KAFKA / "jars" / "*"), name]
+
+
+def make_lakehouse_command(name: str) -> list[str]:
+    """Return the command that runs a class of tests/compat/lakehouse, beside Spark, Delta and Iceberg."""
+    if not (_LAKEHOUSE / "installed").exists():
+        _report_missing("Spark with Delta and Iceberg")
+    path = os.pathsep.join([str(_LAKEHOUSE / "classes"), str(_LAKEHOUSE / "jars" / "*")])
+    opened = [f"--add-opens=java.base/{each}=ALL-UNNAMED" for each in SPARK_OPENED]
+    return [find_program("java"), *QUICK_JAVA.split(), "-Xmx1g", *opened, "-cp", path, name]
 
 
 def make_library_environment() -> dict[str, str]:

@@ -64,6 +64,11 @@ class _Handler(BaseHTTPRequestHandler):
                 namespace = json.loads(body)["namespace"]
                 self.catalog.create_namespace(tuple(namespace))
                 return {"namespace": namespace, "properties": {}}
+            case "GET", ["v1", "namespaces", namespace]:
+                return {"namespace": [namespace], "properties": {}}
+            case "GET", ["v1", "namespaces", namespace, "tables"]:
+                names = [each[-1] for each in self.catalog.list_tables(namespace)]
+                return {"identifiers": [{"namespace": [namespace], "name": name} for name in names]}
             case "GET", ["v1", "namespaces", _, "tables", _]:
                 return self._describe_table(self.catalog.load_table((path[2], path[4])))
             case "POST", ["v1", "namespaces", _, "tables"]:

@@ -15,11 +15,12 @@ from pyspark.errors import PySparkException
 
 from penstock.errors import UsageError
 from penstock.spark import Lake, merge_current
+from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.runtime.lake_source import LakeReadOptions, LakeSource
 from tests.examples import scaled
 from tests.patience import PATIENCE
 from tests.spark.filters import column_lists, conditions, select_rows
-from tests.spark.lakes import ROOT, append, as_documents, batch_rows, model, rollback, row
+from tests.spark.lakes import ROOT, TYPED, append, as_documents, batch_rows, model, rollback, row
 
 HIVE_QUERY = """
 import sys
@@ -65,6 +66,13 @@ def test_documents_and_changes_equal_those_of_the_lake(spark, lake):
     assert changes.column_names == ["seqno", "vbucket", "event"]
     order = [("vbucket", "ascending"), ("seqno", "ascending"), ("event", "ascending")]
     assert changes.sort_by(order) == lake.changelog(["seqno", "vbucket", "event"]).sort_by(order)
+
+
+def test_plain_delta_tables_need_the_package_of_delta(spark, lake):
+    append(lake, 0, beers(10))
+    TypedTable(lake, TYPED).merge()
+    with pytest.raises(UsageError, match=r"does not have Delta; expected one with the package io\.delta:"):
+        lake.register_tables(spark, "default")
 
 
 @pytest.mark.long

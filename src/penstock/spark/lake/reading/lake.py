@@ -216,3 +216,18 @@ class Lake(LakeDirectory):
             The names of the tables.
         """
         return spark_tables.create_tables(self, spark, name, schema)
+
+    def register_tables(self, spark: SparkSession, schema: str) -> list[str]:
+        """Create the typed tables of this lake in a catalog as plain Delta tables, which any Spark with Delta reads.
+
+        Each query reads the newest version, and new columns appear by themselves. Tables that exist already stay as
+        they are. DROP TABLE removes a table from the catalog and keeps the files.
+
+        Args:
+            spark: a session with Delta's own package. Raises UsageError without it, and for Iceberg tables.
+            schema: the schema of the tables, also with its catalog: `main.shop`. It is created if it does not exist.
+
+        Returns:
+            The names of the tables.
+        """
+        return spark_tables.register_tables(self, spark, schema)
