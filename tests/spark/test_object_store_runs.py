@@ -9,20 +9,20 @@ import subprocess
 import sys
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
+from pyiceberg.utils.config import Config
 
 from penstock.spark import Lake
 from penstock.spark.dependents.kinds.fulltext import FullText
 from penstock.spark.dependents.kinds.secondary_index import SecondaryIndex
-from penstock.spark.lake.current.typed_table import TypedTable
-from penstock.spark.lake.tables.delta_store import open_delta_log
 from penstock.spark.pipeline.state.lake_status import read_status
 from penstock.spark.storage.lake_lease import LEASE_VARIABLE
 from tests.patience import PATIENCE
 from tests.spark.buckets import check_changelog, current_of
 from tests.spark.object_store import BUCKET, SECRET, Fault, FaultyProxy, list_objects, make_environment, serve_objects
+from tests.spark.rest_catalog import serve_catalog
+from tests.spark.typed_readers import find_s3_properties, read_lines
 
 ROOT = Path(__file__).parents[2]
 PIPELINE = """
@@ -61,6 +61,7 @@ changes = session.read.format("penstock-lake").option("table", "changelog").load
 print("tables", session.table("beers").count(), session.table("beers_json").where("n < 0").count(), changes.count())
 session.stop()
 """
+TOKEN = "a-catalog-token-0123456789"
 FAULTS: list[Fault] = ["refuse", "tear", "forget", "delay"]
 
 
@@ -68,11 +69,7 @@ def read_numbers(lake: Lake) -> dict[bytes, dict[str, object]]:
     """Return the documents in the typed table and its child."""
     found: dict[bytes, dict[str, object]] = {}
     for name in ("numbers", "numbers_parts"):
-        typed = TypedTable.find(lake, name)
-        assert typed is not None
-        opened = open_delta_log(typed.table.path)
-        assert opened is not None
-        for line in pa.table(opened.to_pyarrow_table()).to_pylist():
+        for line in read_lines(lake, name):
             assert line["_rest"] is None
             assert line["_key"] == f"k{line['number']}"
             fields = ("n", "t") if name == "numbers" else ("part",)
@@ -112,12 +109,24 @@ def network(monkeypatch):
         yield proxy
 
 
+@pytest.fixture(params=["delta", pytest.param("iceberg", marks=pytest.mark.soak)])
+def tables(request, network, tmp_path, monkeypatch):
+    """Return the table [tables] of the pipeline's file."""
+    if request.param == "delta":
+        yield ""
+        return
+    monkeypatch.setenv("PYICEBERG_CATALOG__PENSTOCK__TOKEN", TOKEN)
+    monkeypatch.setattr("pyiceberg.catalog._ENV_CONFIG", Config())
+    with serve_catalog(tmp_path, TOKEN, find_s3_properties(make_environment(network.target))) as uri:
+        yield f'[tables]\nformat = "iceberg"\ncatalog = "{uri}"'
+
+
 @pytest.mark.spark
 @pytest.mark.process
 @pytest.mark.long
-def test_another_machine_continues_a_killed_run(network, node, documents, tmp_path):
+def test_another_machine_continues_a_killed_run(network, node, documents, tables, tmp_path):
     file = tmp_path / "pipeline.toml"
-    file.write_text(PIPELINE.format(bucket=BUCKET, url=node.url("default")))
+    file.write_text(PIPELINE.format(bucket=BUCKET, url=node.url("default")) + tables)
     documents.store({f"k{number}": make_document(number, f"word{number}") for number in range(1500)})
     lake = Lake(f"s3://{BUCKET}/lake")
 
@@ -168,4 +177,5 @@ def test_another_machine_continues_a_killed_run(network, node, documents, tmp_pa
     assert current_of(lake) == documents.contents()
     assert read_numbers(lake) == {key: json.loads(value) for key, (_, value) in documents.contents().items()}
     assert SECRET not in first.output + second.output
+    assert TOKEN not in first.output + second.output
     assert not [key for key, content in list_objects("").items() if SECRET.encode() in content]
