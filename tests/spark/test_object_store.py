@@ -63,6 +63,7 @@ from tests.spark.lakes import (
     write,
 )
 from tests.spark.object_store import BUCKET, SECRET, Fault, FaultyProxy, make_environment, serve_objects
+from tests.spark.test_collection_snapshot import is_of, open_shop
 from tests.spark.test_erasure import (
     fill,
     find_secrets,
@@ -366,6 +367,19 @@ def test_a_table_gets_another_schema(network, lake, fault):
     assert opened is not None
     assert sorted(pa.table(opened.to_pyarrow_table())["n"].to_pylist()) == [*range(32)]
     assert not is_held(lake.path)
+
+
+def test_a_collection_is_read_again(place):
+    with open_shop(place) as shop:
+        shop.store("shop.a", {f"k{n}": n for n in range(20)})
+        shop.store("shop.b", {f"k{n}": n for n in range(20)})
+        shop.run(is_of("shop.a", "shop.b"))
+        assert shop.resnapshot("shop.a").added == 20
+        assert (shop.read("shop.a"), shop.read("shop.b")) == (shop.contents["shop.a"], {})
+        shop.remove("shop.a", ["k1"])
+        shop.run()
+        assert shop.read("shop.a") == shop.contents["shop.a"]
+    assert not is_held(place)
 
 
 def test_kafka_sink_keeps_its_id(lake):
