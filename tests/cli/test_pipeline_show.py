@@ -65,6 +65,6 @@ def test_many_tables_are_counted(run, lake):
     lines = run("pipeline", "status", lake.path).out.splitlines()
     tables = [line for line in lines if " table   " in line]
     assert (len(tables), "beers" in tables[0]) == (21, True)  # beers has values in _rest
-    assert "  more tables    5   0 rows   up to date; --json has each" in lines
+    assert "  5 more tables of 0 rows are up to date; --json has each" in lines
     (found,) = run("pipeline", "status", lake.path, "--json").json_lines
     assert len(found["dependents"]) == 26
