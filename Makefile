@@ -8,7 +8,8 @@ SOURCES := src tests $(patsubst %/,%,$(sort $(dir $(wildcard benchmarks/*.py exa
 BENCHMARKS := $(addprefix benchmarks.,decode encode store kv producer stream fronts dialects replicate \
 	spark spark_fixed spark_scaling spark_changelog pipeline spark_latency current large_lake sink \
 	xdcr durable durable_read durable_open durable_pause durable_scaling sync_writes rollback_travel \
-	pauses quota idle login guessing sdk tls subdoc dashboard typed_documents)
+	pauses quota idle login guessing sdk tls subdoc dashboard typed_documents \
+	typed_table micro_batches)
 BENCHED := .venv/installed-bench
 MUTATED := .venv/installed-mutation
 DOCUMENTED := .venv/installed-docs

@@ -63,28 +63,40 @@ def make_changes(documents: np.ndarray, seqno: int, value_bytes: int) -> Iterato
     for start in range(0, len(documents), BATCH_ROWS):
         numbers = documents[start : start + BATCH_ROWS]
         count = len(numbers)
-        keys = pc.binary_join_element_wise("document-", pc.cast(pa.array(numbers), pa.string()), "").cast(pa.binary())
-        seqnos = np.arange(seqno + start, seqno + start + count)
-        places = (seqnos * value_bytes) % (len(NOISE) - value_bytes)
+        places = (np.arange(seqno + start, seqno + start + count) * value_bytes) % (len(NOISE) - value_bytes)
         values = NOISE[places[:, None] + np.arange(value_bytes)].tobytes()
         offsets = pa.array(np.arange(count + 1) * value_bytes, pa.int32())
-        known = {
-            "vbucket": pa.array((numbers * 2654435761 >> 7) % VBUCKETS, pa.int32()),
-            "vbuuid": pa.repeat(pa.scalar(77), count),
-            "seqno": pa.array(seqnos),
-            "rev_seqno": pa.array(seqnos),
-            "cas": pa.array(seqnos * 65536 + (1 << 60)),
-            "event": pa.repeat("mutation", count),
-            "key": keys,
-            "value": pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(values)]),
-            "collection_id": pa.repeat(pa.scalar(0), count),
-            "datatype": pa.repeat(pa.scalar(0, pa.int32()), count),
-            "flags": pa.repeat(pa.scalar(0), count),
-            "expiry": pa.repeat(pa.scalar(0), count),
-            "history": pa.repeat(pa.scalar(0, pa.int32()), count),
-        }
-        columns = [known.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_SCHEMA]
-        yield pa.record_batch(columns, schema=CHANGE_SCHEMA)
+        column = pa.Array.from_buffers(pa.binary(), count, [None, offsets.buffers()[1], pa.py_buffer(values)])
+        yield make_mutations(numbers, seqno + start, column)
+
+
+def find_vbuckets(numbers: np.ndarray) -> np.ndarray:
+    """Return the vbuckets of documents, which are given by numbers."""
+    return (numbers * 2654435761 >> 7) % VBUCKETS
+
+
+def make_mutations(numbers: np.ndarray, seqno: int, values: pa.Array) -> pa.RecordBatch:
+    """Return mutations of documents, which are given by numbers. Seqnos start at `seqno`."""
+    count = len(numbers)
+    keys = pc.binary_join_element_wise("document-", pc.cast(pa.array(numbers), pa.string()), "").cast(pa.binary())
+    seqnos = np.arange(seqno, seqno + count)
+    known = {
+        "vbucket": pa.array(find_vbuckets(numbers), pa.int32()),
+        "vbuuid": pa.repeat(pa.scalar(77), count),
+        "seqno": pa.array(seqnos),
+        "rev_seqno": pa.array(seqnos),
+        "cas": pa.array(seqnos * 65536 + (1 << 60)),
+        "event": pa.repeat("mutation", count),
+        "key": keys,
+        "value": values,
+        "collection_id": pa.repeat(pa.scalar(0), count),
+        "datatype": pa.repeat(pa.scalar(0, pa.int32()), count),
+        "flags": pa.repeat(pa.scalar(0), count),
+        "expiry": pa.repeat(pa.scalar(0), count),
+        "history": pa.repeat(pa.scalar(0, pa.int32()), count),
+    }
+    columns = [known.get(field.name, pa.nulls(count, field.type)) for field in CHANGE_SCHEMA]
+    return pa.record_batch(columns, schema=CHANGE_SCHEMA)
 
 
 def append_changes(lake: Lake, batch: int, rows: Iterator[pa.RecordBatch]) -> None:

@@ -9,7 +9,7 @@ import os
 import pstats
 import random
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.connection import Connection as Pipe
 from multiprocessing.process import BaseProcess
@@ -125,6 +125,7 @@ def run_node(
     changes: int = 0,
     value_bytes: int = 0,
     varied: bool = False,
+    make_values: Callable[[int, int], list[bytes]] | None = None,
     profile: bool = False,
     disk: Disk | None = None,
 ) -> Iterator[NodeProcess]:
@@ -135,12 +136,14 @@ def run_node(
         changes: number of changes.
         value_bytes: size of each value.
         varied: whether each value has different random bytes, which cannot be compressed.
+        make_values: returns the values of changes from one number up to another, in place of the above; a function of a
+            module.
         profile: whether the node prints a profile at its end.
         disk: the place of the bucket; None: in memory.
     """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    options = _NodeOptions(vbuckets, changes, value_bytes, varied, profile, disk)
+    options = _NodeOptions(vbuckets, changes, value_bytes, varied, make_values, profile, disk)
     process = context.Process(target=_run_process, args=(theirs, options), daemon=True)
     process.start()
     try:
@@ -171,6 +174,7 @@ class _NodeOptions(NamedTuple):
     changes: int
     value_bytes: int
     varied: bool
+    make_values: Callable[[int, int], list[bytes]] | None
     profile: bool
     disk: Disk | None
 
@@ -184,9 +188,11 @@ async def _fill_store(store: BucketStore, options: _NodeOptions) -> None:
     for number in range(options.changes):
         if options.varied:
             value = noise.randbytes(options.value_bytes)
-        if number % _CHECKED_EVERY == 0:
+        at = number % _CHECKED_EVERY
+        if at == 0:
             await _let_compaction_follow(store)
-        store.vbuckets[number % options.vbuckets].set(b"\0key-%09d" % number, value)
+            values = [] if options.make_values is None else options.make_values(number, number + _CHECKED_EVERY)
+        store.vbuckets[number % options.vbuckets].set(b"\0key-%09d" % number, values[at] if values else value)
 
 
 async def _let_compaction_follow(store: BucketStore) -> None:
