@@ -91,12 +91,12 @@ class KillingMerge:
     """Kills the process before a commit of a merge: the third of current, or the second of a child table."""
 
     def __init__(self, point: str) -> None:
-        self.kind = {"merging": "current", "merged": "table"}.get(point)
-        self.remaining = 4 if self.kind == "table" else 3
+        self.name = {"merging": "current", "merged": "numbers_parts"}.get(point)
+        self.remaining = 2 if point == "merged" else 3
         self.commit = PreparedMerge.commit
 
     def __call__(self, merge: PreparedMerge) -> None:
-        self.remaining -= merge.target.kind == self.kind
+        self.remaining -= merge.target.name == self.name
         if not self.remaining:
             kill_all()
         self.commit(merge)

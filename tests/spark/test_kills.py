@@ -31,6 +31,7 @@ from penstock.spark.storage.object_path import LakePath
 from tests.patience import PATIENCE
 from tests.spark.buckets import Documents, check_changelog, current_of
 from tests.spark.test_protocols import fail_over
+from tests.spark.version_model import model_versions, read_versions
 
 ROOT = Path(__file__).parents[2]
 
@@ -54,6 +55,16 @@ name = "numbers"
 schema = "n BIGINT, parts ARRAY<INT>"
 key = "{{phase STRING}}-{{number INT}}"
 children = ["parts"]
+[[table]]
+collection = "_default"
+name = "versions"
+schema = "n BIGINT"
+mode = "history"
+[[table]]
+collection = "_default"
+name = "log"
+schema = "n BIGINT"
+mode = "changes"
 [[index]]
 name = "by_number"
 path = "n"
@@ -224,6 +235,7 @@ def check_dependents(pipeline: Pipeline) -> None:
         for key, (_, value) in sorted(held.items())
         for at, part in enumerate(json.loads(value)["parts"])
     ]
+    check_versions(lake)
     pipeline.copy.keys = documents.keys
     assert pipeline.copy.contents() == held
     found = SecondaryIndex(lake, "by_number", "n", "long").scan()
@@ -236,6 +248,16 @@ def check_dependents(pipeline: Pipeline) -> None:
     for phase in range(3):
         of_phase = {key for key, (_, value) in held.items() if b'phase%d"' % phase in value}
         assert {key for _, _, key in words.matches(f"phase{phase}")} == of_phase
+
+
+def check_versions(lake: Lake) -> None:
+    """Assert that the tables of versions and of changes follow from the changelog."""
+    versions, log = (DeltaTable(str(lake.path / "tables" / name)).to_pyarrow_table() for name in ("versions", "log"))
+    rows = [each for each in lake.changelog().to_pylist() if each["event"] in ("mutation", "deletion", "rollback")]
+    rows.sort(key=lambda each: (each["vbucket"], each["history"], each["event"] != "rollback", each["seqno"]))
+    assert read_versions(versions.to_pylist()) == model_versions(rows)
+    places = [(each["_vbucket"], each["_history"], each["_seqno"], each["_event"]) for each in log.to_pylist()]
+    assert sorted(places) == sorted((each["vbucket"], each["history"], each["seqno"], each["event"]) for each in rows)
 
 
 def list_numbers(log: LakePath) -> set[int]:
@@ -327,7 +349,7 @@ def test_killed_at_the_worst_moments(spark, pipeline):
     batch, done, _ = state(pipeline.lake)
     assert batch == done + 1
     found = read_status(pipeline.lake)
-    assert (found.state, len(found.dependents)) == ("killed", 6)
+    assert (found.state, len(found.dependents)) == ("killed", 8)
 
     kill_at(pipeline, 3, "merging")
     changelog = pipeline.lake.changelog_table.open()
