@@ -361,7 +361,7 @@ PURE_IMPORTS = [
     ),
     (
         row_allocation,
-        {"collections", "collections.abc", "dataclasses", "types", "typing", "penstock.spark.source.offsets"},
+        {"collections", "collections.abc", "dataclasses", "math", "types", "typing", "penstock.spark.source.offsets"},
     ),
     (
         offsets,

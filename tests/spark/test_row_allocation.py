@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from penstock.spark.source.limits.row_allocation import SEQNO_COUNTER, SHARES, Backlog, RowCount, allocate_rows
@@ -81,6 +81,8 @@ def make_log(parts: list[tuple[int, int]]) -> Log:
     return list(chain.from_iterable((at % keys for at in range(changes)) for keys, changes in parts))
 
 
+@example(written=[[(57, 576)], [(47, 400)], [(50, 406)], [(18, 195)]], limit=7, is_exact=False)
+@example(written=[[(11, 104)]], limit=1, is_exact=False)  # a limit of 1 must not make the search slower and slower
 @given(st.lists(phases, min_size=1, max_size=12), st.integers(1, 200), st.booleans())
 def test_batches_have_rows_and_keep_the_limit(written, limit, is_exact):
     sizes = read_all(LogCounter([make_log(parts) for parts in written], is_exact), limit)

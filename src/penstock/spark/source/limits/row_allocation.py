@@ -16,6 +16,7 @@ also if a batch is replayed.
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from math import inf
 from types import MappingProxyType
 from typing import NamedTuple, Protocol
 
@@ -171,11 +172,10 @@ def _search_rows(sparsity: Mapping[VbucketRead, float], limit: int, counter: Row
         if counted.is_complete:
             left, narrowing = left - counted.rows, 1
             _advance(rests, parts)
-            step = _AIM * sum(map(_count_seqnos, parts)) / max(1, counted.rows)
+            step = _AIM * sum(map(_count_seqnos, parts)) / counted.rows if counted.rows else inf
             steps = {vb: min(step, _MOST_GROWTH * max(1.0, before)) for vb, before in steps.items()}
         else:
-            share = max(1, left // len(parts))
-            for part in parts:
+            for part, share in zip(parts, _divide_evenly(left, len(parts)), strict=True):
                 most = _count_seqnos(part) / narrowing
                 reached = counted.reached.get(part.vbucket, part.start_seqno + most / 2)
                 steps[part.vbucket] = min(most, reached - part.start_seqno) / share
