@@ -215,7 +215,11 @@ async def _serve_until_stopped(pipe: Pipe, options: _NodeOptions) -> None:
     probe = _PauseProbe(loop)
 
     def answer_question() -> None:
-        match pipe.recv():
+        try:
+            question = pipe.recv()
+        except EOFError:  # the benchmark was killed
+            question = "stop"
+        match question:
             case "cpu":
                 pipe.send(time.process_time())
             case "pause":
