@@ -127,7 +127,7 @@ def test_run_compacts_very_many_small_files_and_removes_old_files(lake, monkeypa
     append(lake, 3, rows(3))
     unwritten = write(lake, rows(9))
     with monkeypatch.context() as past:
-        date_commits_back(past, hours=1.5)
+        date_commits_back(past, hours=24.5)
         assert maintain_changelog(lake)  # except files that the current table has not merged
     assert len(files(lake.changelog_table)) == 2 * 16
     assert {path for path in lakes.orphans(lake) if "/changelog/" in path} == set(
@@ -149,7 +149,7 @@ def test_run_removes_replaced_files_without_compaction(lake, monkeypatch):
     """With rare batches, the log forgets replaced files before there are enough files for the next compaction."""
     filled(lake)
     with monkeypatch.context() as past:
-        date_commits_back(past, hours=1.5)
+        date_commits_back(past, hours=24.5)
         compact(lake)
     unwritten = write(lake, rows(9))
     versions = lake.changelog_table.open().version()

@@ -215,7 +215,7 @@ def test_a_pipeline_keeps_dead_letters(tmp_path):
     names = {each.name for each in definition.list_dependents(source)}
     status = read_status(lake, "beer", names)
     assert [(each.name, each.size and each.size.rows) for each in status.dependents] == [
-        ("current", 9), ("orders", 8), ("orders_misfits", 1),
+        ("orders", 8), ("orders_misfits", 1), ("current", 9),
     ]  # fmt: skip
     assert status.removed == ()
     file.write_text(FILE.replace("dead_letter", "letters"))
