@@ -252,6 +252,7 @@ def test_promotion_inside_a_snapshot_starts_its_branch_at_the_last_complete_one(
     client.ask(SetVbucket(state=VbucketState.ACTIVE))
     history = node.buckets["default"].store.vbuckets[0].history
     assert [entry.seqno for entry in history.failover_log] == [2, 0]
+    assert streaming.receive()[:3] == (Magic.REQUEST, Opcode.DCP_CLOSE_STREAM, 0)
     streaming.mutate(5)
     assert streaming.receive()[:3] == (Magic.RESPONSE, Opcode.DCP_MUTATION, S.KEY_ENOENT)
 
@@ -543,6 +544,7 @@ def test_other_clients_that_empty_a_vbucket_end_its_stream(node, client, streami
     client.ask(SetVbucket(state=VbucketState.ACTIVE))
     client.ask(Delete(key=b"k1"))
     make_replica(client)
+    assert streaming.receive()[:3] == (Magic.REQUEST, Opcode.DCP_CLOSE_STREAM, 0)
     streaming.mutate(3)
     assert streaming.receive().specific == S.KEY_ENOENT
     assert client.ask(Get(key=b"k3")).specific == S.NOT_MY_VBUCKET
