@@ -348,6 +348,8 @@ def test_lock_is_held_again_after_a_node_has_restarted(run, tmp_path, processes)
             await asyncio.to_thread(processes[0].start)
             async with NodeControl(address) as control:
                 await wait_for(control)
+                while not any("orchestrator" in name for name in list_connections(await control.read_stats("dcp"))):
+                    continue
             async with OrchestratorLock(address, LockRole.STREAMS) as second:
                 with pytest.raises(UsageError, match="expected one orchestrator at a time"):
                     await second.take(address.hosts)
