@@ -12,6 +12,7 @@ CASES = [
     ("penstock tail --unt\t", "penstock tail --until "),
     ("penstock tail --protocol upr-\t", "penstock tail --protocol upr-draft "),
     ("penstock pipeline show ./lake ch\t", "penstock pipeline show ./lake changelog "),
+    ("penstock pipeline show ./lake bee\t", "penstock pipeline show ./lake beers "),
     ("penstock schema positions me\t", "penstock schema positions members "),
     ("penstock dump bee\t", "penstock dump beer.jsonl "),
 ]
@@ -23,6 +24,7 @@ CASES = [
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_bash_completes_commands_options_choices_and_files(run, tmp_path):
     (tmp_path / "beer.jsonl").touch()
+    (tmp_path / "lake" / "tables" / "beers").mkdir(parents=True)
     program = tmp_path / "bin" / "penstock"
     program.parent.mkdir()
     program.write_text(f'#!/bin/sh\nexec {sys.executable} -m penstock "$@"\n')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -20,6 +21,13 @@ if TYPE_CHECKING:
     from penstock.spark.lake.maintenance.maintenance_report import MaintenanceReport
 
 
+def _complete_table(context: typer.Context, incomplete: str) -> list[str]:
+    """Return the names of tables that begin so; typed ones only of a lake that is a directory."""
+    place = Path(str(context.params.get("where"))) / "tables"
+    names = sorted(each.name for each in place.iterdir()) if place.is_dir() else []
+    return [name for name in ("changelog", "current", *names) if name.startswith(incomplete)]
+
+
 @commands.command(
     epilog=format_examples(
         "penstock pipeline show ./lake beers --limit 5",
@@ -31,7 +39,11 @@ def show(
     where: FileOrLake,
     table: Annotated[
         str,
-        typer.Argument(metavar="TABLE", help="The table to show: changelog, current, or the name of a typed table."),
+        typer.Argument(
+            metavar="TABLE",
+            help="The table to show: changelog, current, or the name of a typed table.",
+            autocompletion=_complete_table,
+        ),
     ],
     limit: Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of rows.")] = 10,
     source: OneSource = None,
