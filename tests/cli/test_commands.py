@@ -98,7 +98,7 @@ WRONG = [
     ("pipeline run --to lake --max-changes 0", "greater than or equal to 1, found '0'"),
     ("pipeline show missing current", "there is no lake at"),
     ("pipeline show missing changelog --json", "there is no lake at"),
-    ("pipeline show missing nonsense", "'nonsense' is not one of 'changelog', 'current'"),
+    ("pipeline show missing nonsense", "there is no lake at"),
     ("pipeline show ftp://bucket/lake current", "the scheme is 'ftp'; expected a directory"),
 ]
 
