@@ -28,6 +28,7 @@ from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.reading.lake_readers import read_changelog, read_documents
 from penstock.spark.lake.tables.data_files import DataFile, open_dataset
+from penstock.spark.lake.tables.lake_table import CommitFailed
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 from penstock.spark.pipeline.state.kept_tables import infer_tables
 from penstock.spark.storage.object_path import LakePath
@@ -206,6 +207,16 @@ def batch_rows(batch: int) -> list[Row]:
     return rows
 
 
+def commit_merge(merge: current.PreparedMerge) -> None:
+    """Commit a merge. If a compaction came first, prepare it again, as `merge_tables` does."""
+    try:
+        merge.commit()
+    except CommitFailed:
+        merge.discard()
+        assert not merge.was_overtaken()
+        current.merge_tables([merge.target])
+
+
 def steps(lake: Lake, batch: int) -> Iterator[str]:
     """Run one batch as a driver does, and yield the name of each step after it is done."""
     (lake.checkpoint / "offsets" / str(batch)).write_text("")
@@ -222,7 +233,7 @@ def steps(lake: Lake, batch: int) -> Iterator[str]:
     yield "merge written"
     for number, merge in enumerate(merges, 1):
         if isinstance(merge, current.PreparedMerge):
-            merge.commit()
+            commit_merge(merge)
         yield f"merged {number}"
     yield "merged"
 
