@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -116,7 +117,8 @@ class SparkPipeline:
             deadline = time.monotonic() + PATIENCE
             while process.poll() is None and not lake.changelog_table.has_grown(version):
                 assert time.monotonic() < deadline
-                time.sleep(0.02)
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(0.02)
             os.killpg(process.pid, signal.SIGKILL)
 
 

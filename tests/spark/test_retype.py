@@ -176,8 +176,8 @@ def test_a_run_and_retype_exclude_each_other(lake, tmp_path):
         retype_tables(definition)
 
     def report(text: str) -> None:
-        with pytest.raises(LakeRefused, match="another run writes"), hold_lock(lake.path, 0):
-            pass
+        with pytest.raises(LakeRefused, match="another run writes"):
+            hold_lock(lake.path, 0).__enter__()
 
     assert retype_tables(definition, report=report)[0].changes
 

@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
-from typing import TYPE_CHECKING, Any, Protocol, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Self, TypeAlias
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -24,6 +24,8 @@ from penstock.spark.storage.object_path import LakePath
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+
+    from penstock.spark.tables.misfits import RestCounter
 
 RANGE_COLUMN = "vbucket_range"
 """The partition column."""
@@ -219,16 +221,6 @@ ENCODINGS = {
 """Rising numbers are stored as differences, bytes with separate lengths: faster to write than plain, and smaller."""
 
 
-class FooterCounter(Protocol):
-    """Counts something about the rows of one file, for the file's footer."""
-
-    def add(self, rows: pa.Table) -> None:
-        """Count rows of the file."""
-
-    def make_notes(self) -> dict[str, str]:
-        """Return the counts as keys and values of the footer."""
-
-
 @dataclass(frozen=True, slots=True)
 class ParquetLayout:
     """How the columns of a table's files are stored, and the counts in their footers.
@@ -245,7 +237,7 @@ class ParquetLayout:
     encodings: Mapping[str, str]
     large: tuple[str, ...]
     statistics: tuple[str, ...]
-    create_counter: Callable[[], FooterCounter] | None = None
+    create_counter: Callable[[], RestCounter] | None = None
 
 
 CHANGE_LAYOUT = ParquetLayout(REPEATING, ENCODINGS, ("value", "xattrs"), STATISTICS)
@@ -294,7 +286,7 @@ class RangeWriter:
         self._sink: Any = None
         self._written = 0
         self._footers: list[pq.FileMetaData] = []
-        self._counter: FooterCounter | None = None
+        self._counter: RestCounter | None = None
 
     def write(self, rows: pa.Table) -> None:
         """Add rows; they are written once they fill a row group."""

@@ -331,14 +331,15 @@ def _make_batch(columns: dict[str, pa.Array], rows: int, position: Offset) -> pa
 
     The snapshot of each is its own and has one further seqno. So none of them shows a consistent state.
     """
-    vbuckets, seqnos = columns["vbucket"].to_pylist(), columns["seqno"]
-    histories = [position.vbuckets[vb].history for vb in vbuckets]
+    seqnos = columns["seqno"]
+    histories = np.array([each.history for each in position.vbuckets])[
+        columns["vbucket"].to_numpy(zero_copy_only=False)
+    ]
     ends = pa.array((_to_unsigned(seqnos) + np.uint64(1)).view(np.int64))
     columns |= {"history": pa.array(histories), "snapshot_start": seqnos, "snapshot_end": ends}
-    table = pa.table(
-        [columns.get(field.name, pa.nulls(rows, field.type)) for field in CHANGE_SCHEMA], names=CHANGE_SCHEMA.names
-    )
-    return table.cast(CHANGE_SCHEMA).combine_chunks().to_batches()[0] if rows else CHANGE_SCHEMA.empty_table()
+    found = [columns.get(field.name, pa.nulls(rows, field.type)).cast(field.type) for field in CHANGE_SCHEMA]
+    parts = [each.combine_chunks() if isinstance(each, pa.ChunkedArray) else each for each in found]
+    return pa.RecordBatch.from_arrays(parts, schema=CHANGE_SCHEMA)
 
 
 def _to_unsigned(seqnos: pa.Array) -> Uint64:
