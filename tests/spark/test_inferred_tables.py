@@ -3,6 +3,7 @@
 import json
 from itertools import pairwise
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import pyarrow as pa
 import pytest
@@ -268,3 +269,15 @@ def test_a_type_that_holds_all_values_keeps_its_column(old, new, expected):
 
     assert holds_type(convert(new), convert(old)) is expected
     assert holds_type(convert(old), convert(old))
+
+
+def test_a_collection_with_few_documents_has_its_fields(lake, monkeypatch):
+    monkeypatch.setattr(inferred_table, "MOST_FILES", 1)
+    many = [row(n % 64, n + 1, b"k%d" % n, b'{"n": 1}') for n in range(640)]
+    rare: dict[str, Any] = {"collection_id": 8, "scope": "shop", "collection": "c8"}
+    append(lake, 0, [*many, row(63, 1000, b"one", b'{"only": true}', **rare)])
+    shape = TableShape(name="rare", fields=pa.schema([]), scope="shop", collection="c8")
+    InferredTable(lake, shape).merge()
+    table = TypedTable.find(lake, "rare")
+    assert table is not None
+    assert table.shape.fields == from_ddl("only BOOLEAN")

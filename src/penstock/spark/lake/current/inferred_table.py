@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
@@ -38,7 +39,9 @@ FIRST_VALUES, LATER_VALUES = MOST_SAMPLED, 2_000
 """Documents in the sample of a new table, and of a later merge."""
 MOST_FILES = 64
 """Files of the changelog of which a sample reads one row group."""
-COLUMNS = ["event", "collection_id", "scope", "collection", "value"]
+ENOUGH_VALUES = 1_000
+"""Documents that the sample of a new table has at least. A collection may have few, in rows that were not sampled."""
+NAMES = ["event", "collection_id", "scope", "collection"]
 
 
 class InferredShape(NamedTuple):
@@ -187,28 +190,51 @@ class InferredTable:
         delta = find_delta(self.lake, position)
         if delta is None:
             return InferredShape(self.shape, 0)
-        counted = _CountedValues(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
+        enough = ENOUGH_VALUES if position is None and most is not None else 0
+        counted = _CountedValues(_sample_values(self.lake.changelog_table, delta.files, self.shape, most, enough))
         return InferredShape(self.shape.infer(counted), counted.count)
 
 
 def _sample_values(
-    table: AnyTable, files: Sequence[DataFile], shape: FieldShape, most: int | None
+    table: AnyTable, files: Sequence[DataFile], shape: FieldShape, most: int | None, enough: int
 ) -> Iterator[bytes | None]:
     """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows.
 
-    All values are yielded if `most` is None.
+    Args:
+        table: the changelog.
+        files: its files.
+        shape: the collection.
+        most: number of values; None for all.
+        enough: if the sample has fewer values, further ones come from all other rows.
     """
     chosen = files if most is None else [files[at] for at in spread_rows(len(files), MOST_FILES)]
+    read, count = set[tuple[str, int]](), 0
     for path in table.list_paths(chosen):
         with open_parquet(path) as file:
             groups = range(file.num_row_groups)
             for number in groups if most is None else groups[len(groups) // 2 :][:1]:
-                values = _read_values(file.read_row_group(number, columns=COLUMNS), shape)
+                read.add((path, number))
+                values = _read_values(file, number, shape)
                 places = spread_rows(len(values), len(values) if most is None else max(1, most // len(chosen)))
+                count += len(places)
                 yield from values.take(pa.array(places, pa.int64())).to_pylist()
+    for path in table.list_paths(files) if count < enough else ():
+        with open_parquet(path) as file:
+            for number in range(file.num_row_groups):
+                if count < enough and (path, number) not in read:
+                    values = _read_values(file, number, shape)[: enough - count]
+                    count += len(values)
+                    yield from values.to_pylist()
 
 
-def _read_values(changes: pa.Table, shape: FieldShape) -> pa.ChunkedArray:
-    """Return the values of a collection's documents among changes."""
-    rows = shape.select_documents(fill_collection_ids(match_types(changes, CHANGE_SCHEMA)))
-    return rows.filter(pc.equal(rows["event"], Event.MUTATION))["value"]
+def _read_values(file: pq.ParquetFile, group: int, shape: FieldShape) -> pa.ChunkedArray:
+    """Return the values of a collection's documents in a row group. Values are read only if there is one."""
+    found = pa.chunked_array([], pa.binary())
+    for columns in (NAMES, [*NAMES, "value"]):
+        changes = fill_collection_ids(match_types(file.read_row_group(group, columns=columns), CHANGE_SCHEMA))
+        rows = shape.select_documents(changes)
+        rows = rows.filter(pc.equal(rows["event"], Event.MUTATION))
+        if not rows.num_rows:
+            break
+        found = rows["value"] if "value" in columns else found
+    return found
