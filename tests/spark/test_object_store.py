@@ -47,10 +47,12 @@ from penstock.spark.storage.object_path import LakePath, ObjectPath, parse_place
 from penstock.spark.storage.stored_documents import StoredDocument, create_document, replace_file
 from tests.patience import PATIENCE
 from tests.spark.lakes import (
+    CHANGES,
     INFERRED_ORDERS,
     QUERY,
     TYPED,
     VBUCKETS,
+    VERSIONS,
     append,
     as_documents,
     batch_rows,
@@ -79,6 +81,7 @@ from tests.spark.test_retention import (
     make_offset,
     test_old_versions_are_dropped_and_their_states_refused,
 )
+from tests.spark.typed_readers import read_rows
 
 __all__ = [
     "test_old_versions_are_dropped_and_their_states_refused",
@@ -181,6 +184,13 @@ def test_lake_equals_a_local_lake_in_spite_of_faults(network, lake, tmp_path):
     for collection_id, shape in ((0, TYPED), (8, INFERRED_ORDERS)):
         wanted = {identity: value for identity, (_, value) in model(rows).items() if identity[1] == collection_id}
         assert read_typed_documents(lake, shape) == wanted
+    merge_tables(list_targets(local))
+    for shape in (VERSIONS, CHANGES):
+        both = [
+            sorted((line["_vbucket"], line["_history"], line["_seqno"], line["_rest"]) for line in read_rows(table))
+            for table in (TypedTable(lake, shape), TypedTable(local, shape))
+        ]
+        assert both[0] == both[1] != []
     assert {fault for fault, _, _ in network.faults} == set(FAULTS)
 
 
