@@ -23,6 +23,7 @@ from penstock.spark.lake.current.current_table import (
     merge_current,
     prepare_merges,
 )
+from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.maintenance import lake_compaction
 from penstock.spark.lake.maintenance.lake_compaction import (
     COMPACTED_BYTES,
@@ -40,6 +41,7 @@ from tests.patience import PATIENCE
 from tests.spark import lakes
 from tests.spark.lakes import append, as_documents, identities, model, prepare_merge, row, write
 from tests.spark.test_current import FORMATS, histories
+from tests.spark.typed_readers import read_rows
 
 MIB = 1 << 20
 
@@ -238,6 +240,25 @@ def test_merge_prepared_before_compaction_of_current_is_not_applied_twice(lake, 
         merge.commit()
     merge_current(lake)
     assert as_documents(lakes.read_table_documents(lake)) == model(written)
+
+
+def test_rows_are_added_beside_a_compaction(lake):
+    """A merge that only adds files is not prepared again: the compaction has committed the same transaction."""
+    table = TypedTable(lake, lakes.CHANGES)
+    written = []
+    for batch in range(4):
+        append(lake, batch, rows(batch))
+        written += rows(batch)
+        merge = prepare_merges([table.describe()])[0]
+        assert isinstance(merge, PreparedMerge)
+        compact(lake)
+        before = len(files(table.table))
+        merge.commit()
+        assert len(files(table.table)) > before
+    own = [row for row in written if not row.get("collection_id")]
+    places = [(row["vbucket"], row["history"], row["seqno"]) for row in own]
+    changes = [(row["_vbucket"], row["_history"], row["_seqno"]) for row in read_rows(table)]
+    assert sorted(changes) == sorted(places)
 
 
 @pytest.mark.long

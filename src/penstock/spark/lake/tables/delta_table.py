@@ -56,7 +56,7 @@ UNPARTITIONED = "part-"
 """The prefix of file names in a table without partitions."""
 
 TRIES = 20
-"""Number of times that a commit which removes files is repeated on newer versions that have these files."""
+"""Number of times that a commit is repeated on newer versions that have the files which it removes."""
 MAX_LOGS = 4096
 """Commits that a table object remembers."""
 
@@ -198,8 +198,9 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             custom_metadata={BASE_VERSION: str(-1 if table is None else table.version())},
             app_transactions=[Transaction(*transaction, last_updated=now)],
             # deltalake retries a creation that lost a race as the table's second commit. It also retries a commit whose
-            # files another program has joined: rows would then be in two files.
-            max_commit_retries=0 if table is None or removed or is_replacement else None,
+            # files another program has joined: rows would then be in two files. And it fails for good if a compaction
+            # with the same transaction came first.
+            max_commit_retries=0,
         )
         if table is None:
             self._create_table(actions, properties, notes)
@@ -211,7 +212,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             )
             return
         replaced = {file.path for file in removed}
-        for _ in range(TRIES if removed else 1):
+        for _ in range(TRIES):
             try:
                 table.create_write_transaction(
                     actions, "append", table.schema(), self.partition_by, commit_properties=properties
