@@ -248,6 +248,24 @@ def rewrite_pieces(bucket: BucketStore) -> None:
         bucket.log.commits.run()
 
 
+def test_frames_that_wait_for_the_disk_are_dropped_a_second_later(reopen: DurableOpener) -> None:
+    """A rewrite keeps superseded frames until the changes that supersede them are on disk."""
+    bucket = reopen()
+    for _ in range(2):
+        bucket.log.commits.run()
+        for number in range(40):
+            bucket.vbuckets[0].set(b"key %d" % number, bytes(100))
+        while (piece := bucket.compactor.next_piece()) is not None:
+            piece.run()
+            assert piece.finish()
+    bucket.log.commits.run()
+    rewrite_pieces(bucket)
+    assert bucket.log.segments.dead_bytes > bucket.log.segments.frame_bytes / 3
+    reopen.now += 10**9
+    rewrite_pieces(bucket)
+    assert bucket.log.segments.dead_bytes == 0
+
+
 def test_backlog_at_the_quota_is_a_temporary_refusal(reopen: DurableOpener) -> None:
     bucket = reopen(memory_bytes=20_000)
     with pytest.raises(TemporaryFailure, match=r"limit 20000: memory is being freed, try again soon$"):

@@ -35,6 +35,10 @@ __all__ = ["Compaction", "CompactionPlanner", "RetentionWindow", "SegmentStorage
 
 _SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
+_HELD_DELAY = 60 * _NANOSECONDS
+"""Time until bytes are tried again that older segments or the retention hold."""
+_UNWRITTEN_DELAY = _NANOSECONDS
+"""The same for bytes that stay only until the changes that supersede them are on disk."""
 
 
 class SegmentStorage(Protocol):
@@ -305,11 +309,13 @@ class CompactionPlanner:
         """
         segment, now = rewritten.segment, self._clock()
         dropped = sum(source.size for source in sources) - segment.size
+        is_unwritten = rewritten.choice.recent_bytes and not self.settings.keeps_history
+        until = now + (_UNWRITTEN_DELAY if is_unwritten else _HELD_DELAY)
         if not dropped:
-            segment.defer_rewrite(estimate_gain(segment, now, self._purge_age), now)
+            segment.defer_rewrite(estimate_gain(segment, now, self._purge_age), until)
             return
         overdue = estimate_gain(segment, now, self._purge_age) - segment.dead_bytes
-        segment.defer_rewrite(self._retention.count_retained_bytes(rewritten.choice) + overdue, now)
+        segment.defer_rewrite(self._retention.count_retained_bytes(rewritten.choice) + overdue, until)
         for newer in self._segments.sealed:
             if newer.ids[0] > segment.ids[1]:
                 newer.defer_rewrite(0, now)

@@ -42,7 +42,6 @@ CUT = -1
 
 _PIECE = 1024 * 1024
 _MAPPED_FROM = 1024 * 1024
-_REWRITE_DELAY = 60 * 10**9  # ns
 
 
 class Rows(NamedTuple):
@@ -137,9 +136,9 @@ class Segment:
         self.sealed_at = 0
         self.is_mapped = False
 
-    def defer_rewrite(self, stuck: int, now: int) -> None:
-        """Record that a rewrite cannot drop these bytes for the next minute."""
-        self.stuck_bytes, self.stuck_until = stuck, now + _REWRITE_DELAY
+    def defer_rewrite(self, stuck: int, until: int) -> None:
+        """Record that a rewrite cannot drop these bytes before a time, ns."""
+        self.stuck_bytes, self.stuck_until = stuck, until
 
     def cut(self, vbucket: int, seqno: int) -> None:
         """Cut off the rows of a vbucket above `seqno`. Rows that they superseded are live again.
