@@ -70,6 +70,23 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, None, None]:
         pytest.fail(f"starts a process, and is not marked `process`: {started}")
 
 
+class FailureNames:
+    """Names each test that fails at once, where pytest prints a letter alone."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self._config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        reporter = self._config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None and reporter.verbosity <= 0:
+            reporter.write_line(f"\n{report.outcome.upper()} {report.nodeid} ({report.when})", red=True)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(FailureNames(config))
+
+
 @pytest.hookimpl(wrapper=True)
 def pytest_collection() -> Generator[None, object, object]:
     """Hide the collected tests from the garbage collector: a walk over all of them takes more than a second."""

@@ -222,6 +222,24 @@ def test_group_of_a_deleted_bucket_is_refused(url):
     run(url, main)
 
 
+def test_a_member_ends_with_the_error_that_ended_its_beats(url, monkeypatch):
+    """Any error: a member that no longer beats loses its share, and must not read on as if it had it."""
+
+    async def main(bucket):
+        async with Consumer(bucket, group="g", lease_seconds=LEASE) as consumer:
+
+            async def fail(keys):
+                raise ZeroDivisionError("a fault of the program")
+
+            monkeypatch.setattr(bucket.attributes, "read_many", fail)
+            with pytest.raises(ZeroDivisionError, match=r"^a fault of the program$"):
+                async for _ in consumer.changes():
+                    pass
+            monkeypatch.undo()
+
+    run(url, main)
+
+
 def test_invalid_sharing_is_refused(url, tmp_path):
     store = FilePositions(tmp_path / "p")
 

@@ -1,6 +1,9 @@
 """The extension module: it gives the same results as Python, and reads and writes nothing outside its buffers."""
 
+import importlib
+import sys
 from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -8,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import penstock.wire
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
@@ -37,6 +41,18 @@ def extension() -> Iterator[ModuleType]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(frame_offsets, "FEW_BYTES", -1)
         yield native.extension
+
+
+def test_extension_that_cannot_be_loaded_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "_native.abi3.so").write_bytes(b"of another machine")
+    monkeypatch.setattr(penstock.wire, "__path__", [str(tmp_path)])
+    monkeypatch.delitem(sys.modules, "penstock.wire._native", raising=False)
+    monkeypatch.delenv("PENSTOCK_NATIVE", raising=False)
+    with pytest.warns(RuntimeWarning, match=r"^/.*/_native\.abi3\.so cannot be loaded, so Penstock is slower: "):
+        assert native.load_extension() is None
+    (tmp_path / "_native.abi3.so").unlink()
+    importlib.invalidate_caches()
+    assert native.load_extension() is None
 
 
 # The same as Python

@@ -115,6 +115,6 @@ class GroupSession:
                 await self.beat()
             except (ConnectionClosed, OperationTimeout) as error:
                 logger.info("group %s: a beat was lost: %s", self._group, error)
-            except (Error, OSError) as error:
+            except Exception as error:  # noqa: BLE001 whatever ends the beats, the member loses its share
                 self._failure = error
                 self.update_changed()
