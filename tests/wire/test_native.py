@@ -15,7 +15,16 @@ import penstock.wire
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
-from penstock.wire.codec.frame import BODY_AT, HEADER_BYTES, Buffer
+from penstock.wire.codec.frame import (
+    BODY_AT,
+    HEADER_BYTES,
+    MAGICS,
+    NATIVE_TABLE,
+    Buffer,
+    Frame,
+    cut_frames,
+    join_frame,
+)
 from penstock.wire.codec.layout import Message
 from penstock.wire.columns import frame_offsets, native_tables
 from penstock.wire.columns.collection_names import CollectionNames
@@ -31,6 +40,7 @@ from tests.strategies import VBUCKETS, hostile, pieces, runs_in
 TABLE = native_tables.TABLES[Dialect.DCP]
 FRAME = Mutation(vbucket=3, key=b"key", value=b"value", by_seqno=1).encode()
 COUNT = 5
+FRAMED = (0x08, 0x18)
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +80,7 @@ def columns(run: Run, *, views: bool, prefixed: bool = False) -> object:
     return batch.to_pylist()
 
 
-def received(data: Iterable[bytes], dialect: Dialect) -> list[object]:
+def received(data: Iterable[bytes], dialect: Dialect | None) -> list[object]:
     """Return all that is made of some pieces of bytes."""
     connection = FrameReceiver(Slab(1 << 18), run_dialect=dialect, max_frame=1 << 20)
     return [described(event) for piece in data for event in connection.feed(piece)]
@@ -87,7 +97,7 @@ def described(event: ReceiveEvent) -> object:
     return event
 
 
-def assert_the_same(data: list[bytes], dialect: Dialect) -> list[object]:
+def assert_the_same(data: list[bytes], dialect: Dialect | None) -> list[object]:
     """Return the events of some pieces of bytes, after a check that both ways give the same."""
     natively = received(data, dialect)
     with pytest.MonkeyPatch.context() as patch:
@@ -96,9 +106,11 @@ def assert_the_same(data: list[bytes], dialect: Dialect) -> list[object]:
     return natively
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", [None, *Dialect])
 @pytest.mark.parametrize("rows", GOLDEN_OF.values(), ids=GOLDEN_OF)
-def test_golden_frames_natively(extension: ModuleType, rows: list[tuple[str, Message, str]], dialect: Dialect) -> None:
+def test_golden_frames_natively(
+    extension: ModuleType, rows: list[tuple[str, Message, str]], dialect: Dialect | None
+) -> None:
     frames = [frame_of(row) for _, _, row in rows]
     for frame in frames:
         assert len(assert_the_same([frame], dialect)) == 1
@@ -113,9 +125,9 @@ def test_runs_natively(extension: ModuleType, dialect: Dialect, data: st.DataObj
     assert len(assert_the_same([sent], dialect)) == 1
 
 
-@pytest.mark.parametrize("dialect", Dialect)
+@pytest.mark.parametrize("dialect", [None, *Dialect])
 @given(data=st.data())
-def test_bytes_of_a_hostile_peer_natively(extension: ModuleType, dialect: Dialect, data: st.DataObject) -> None:
+def test_bytes_of_a_hostile_peer_natively(extension: ModuleType, dialect: Dialect | None, data: st.DataObject) -> None:
     sent = data.draw(hostile(dialect) | st.binary(max_size=200))
     assert_the_same(data.draw(pieces(sent)), dialect)
 
@@ -141,6 +153,27 @@ def hops(extension: ModuleType, buffer: bytearray, start: int, end: int, room: i
     found = np.empty((2, room), np.int64)
     frames, alone, position = extension.hop(buffer, start, end, HEADER_BYTES, BODY_AT, TABLE.run_conditions, *found)
     return frames, alone, position
+
+
+def cut(extension: ModuleType, buffer: bytearray, start: int, end: int, table: bytes = NATIVE_TABLE) -> object:
+    return extension.cut(Frame, buffer, start, end, table)
+
+
+@given(framing=st.binary(max_size=9), key=st.binary(max_size=9), end=st.integers(0, 200))
+def test_frames_are_cut_natively(extension: ModuleType, framing: bytes, key: bytes, end: int) -> None:
+    """Frames with framing extras, of every direction, up to the first that is not whole or not sound."""
+    frames = [
+        Frame(magic, 0xFE, 0xFFFF, 7, 2**32 - 1, 2**64 - 1, b"ab", key, b"value", framing if magic in FRAMED else b"")
+        for magic in sorted(MAGICS)
+    ]
+    sent = bytearray(b"".join(map(join_frame, frames)))
+    natively = cut_frames(memoryview(sent), 0, min(end, len(sent)))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(native, "extension", None)
+        assert cut_frames(memoryview(sent), 0, min(end, len(sent))) == natively
+    assert cut_frames(memoryview(sent), 0, len(sent)) == (frames, len(sent))
+    sent[len(join_frame(frames[0]))] = 0
+    assert cut_frames(memoryview(sent), 0, len(sent)) == (frames[:1], len(join_frame(frames[0])))
 
 
 def test_native_search_stops_with_loop(extension: ModuleType) -> None:
@@ -181,6 +214,10 @@ def test_gather_stops_at_broken_frame(extension: ModuleType) -> None:
 SHORT = Deletion(key=b"k", by_seqno=1).encode()
 END = COUNT * len(FRAME)
 OUTSIDE: list[tuple[str, Callable[[ModuleType, bytearray], object]]] = [
+    ("cut from before the start", lambda extension, buffer: cut(extension, buffer, -1, END)),
+    ("cut behind the end", lambda extension, buffer: cut(extension, buffer, 0, len(buffer) + 1)),
+    ("cut with a short table", lambda extension, buffer: cut(extension, buffer, 0, END, NATIVE_TABLE[:-1])),
+    ("cut into a list", lambda extension, buffer: extension.cut(list, buffer, 0, END, NATIVE_TABLE)),
     ("hop from before the start", lambda extension, buffer: hops(extension, buffer, -1, END)),
     ("hop behind the end", lambda extension, buffer: hops(extension, buffer, 0, len(buffer) + 1)),
     ("a negative offset", lambda extension, buffer: gather(extension, buffer, offsets() - 1, END)),

@@ -242,7 +242,77 @@ static PyObject *join(PyObject *Py_UNUSED(self), PyObject *args)
     return whole;
 }
 
+/* Where a header's numbers lie, and behind them what each first byte means: of no frame, of a plain one, of one with
+ * framing extras. Then the length of these stands in the first byte of the key's length. */
+enum { HEADER_LENGTH, OPCODE_AT, KEYS_AT, EXTRA_AT, DATATYPE_AT, SPECIFIC_AT, BODY_AT, OPAQUE_AT, CAS_AT, KINDS };
+enum { UNKNOWN, PLAIN, FRAMED };
+
+/* Make the tuple of a frame. Without an error NULL says that its parts do not fit into its body. */
+static PyObject *make_frame(PyTypeObject *type, allocfunc alloc, const uint8_t *frame, const uint8_t *table, uint32_t body)
+{
+    const uint8_t *lengths = frame + table[KEYS_AT];
+    const int framed = table[KINDS + frame[0]] == FRAMED;
+    const uint32_t framing = framed ? lengths[0] : 0, key = framed ? lengths[1] : load16(lengths);
+    const uint32_t extras = frame[table[EXTRA_AT]], before = framing + extras + key;
+    if (before > body)
+        return NULL;
+    const char *parts = (const char *)frame + table[HEADER_LENGTH];
+    PyObject *items[] = {
+        PyLong_FromLong(frame[0]),
+        PyLong_FromLong(frame[table[OPCODE_AT]]),
+        PyLong_FromLong(load16(frame + table[SPECIFIC_AT])),
+        PyLong_FromLong(frame[table[DATATYPE_AT]]),
+        PyLong_FromUnsignedLong(load32(frame + table[OPAQUE_AT])),
+        PyLong_FromUnsignedLongLong(load64(frame + table[CAS_AT])),
+        PyBytes_FromStringAndSize(parts + framing, extras),
+        PyBytes_FromStringAndSize(parts + framing + extras, key),
+        PyBytes_FromStringAndSize(parts + before, (Py_ssize_t)body - before),
+        PyBytes_FromStringAndSize(parts, framing),
+    };
+    enum { ITEMS = sizeof items / sizeof *items };
+    PyObject *made = alloc(type, ITEMS);
+    for (int each = 0; each < ITEMS; each++) {
+        if (made && items[each]) {
+            PyTuple_SetItem(made, each, items[each]);
+        } else {
+            Py_CLEAR(made);
+            Py_XDECREF(items[each]);
+        }
+    }
+    return made;
+}
+
+/* cut(type, buffer, start, end, table) -> (frames, position): whole frames as tuples of a type, up to the first that is
+ * not whole or not sound. */
+static PyObject *cut(PyObject *Py_UNUSED(self), PyObject *args)
+{
+    PyTypeObject *type;
+    Py_buffer in[2];
+    Py_ssize_t start, end;
+    if (!PyArg_ParseTuple(args, "O!y*nny*", &PyType_Type, &type, &in[0], &start, &end, &in[1]))
+        return NULL;
+    const uint8_t *bytes = in[0].buf, *table = in[1].buf;
+    const allocfunc alloc = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
+    const int sound = 0 <= start && end <= in[0].len && in[1].len == KINDS + 256 && PyType_IsSubtype(type, &PyTuple_Type);
+    PyObject *frames = sound ? PyList_New(0) : NULL;
+    while (frames && start <= end - table[HEADER_LENGTH] && table[KINDS + bytes[start]] != UNKNOWN) {
+        const uint32_t body = load32(bytes + start + table[BODY_AT]);
+        if (body > (uint64_t)(end - start - table[HEADER_LENGTH]))
+            break;
+        PyObject *made = make_frame(type, alloc, bytes + start, table, body);
+        if (!made && !PyErr_Occurred())
+            break;
+        if (!made || PyList_Append(frames, made))
+            Py_CLEAR(frames);
+        Py_XDECREF(made);
+        start += table[HEADER_LENGTH] + (Py_ssize_t)body;
+    }
+    release(in, 2, sound);
+    return frames ? Py_BuildValue("Nn", frames, start) : NULL;
+}
+
 static PyMethodDef functions[] = {
+    {"cut", cut, METH_VARARGS, NULL},
     {"hop", hop, METH_VARARGS, NULL},
     {"gather", gather, METH_VARARGS, NULL},
     {"copy", copy, METH_VARARGS, NULL},

@@ -1,5 +1,12 @@
+from typing import TypeVar
+
 from _typeshed import ReadableBuffer, WriteableBuffer
 
+_Frame = TypeVar("_Frame", bound=tuple[object, ...])
+
+def cut(
+    frame: type[_Frame], buffer: ReadableBuffer, start: int, end: int, table: ReadableBuffer, /
+) -> tuple[list[_Frame], int]: ...
 def hop(
     buffer: ReadableBuffer,
     start: int,

@@ -16,6 +16,7 @@ from struct import Struct, calcsize
 from typing import NamedTuple, cast
 
 from penstock.errors import RemoteProtocolError
+from penstock.wire.codec import native
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
@@ -24,8 +25,8 @@ HEADER = Struct(">BBHBBHIIQ")
 HEADER_BYTES = HEADER.size
 HEADER_NAMES = ("magic", "opcode", "key_length", "extras_length", "datatype", "specific", "body", "opaque", "cas")
 _PLACES = dict(zip(HEADER_NAMES, accumulate(map(calcsize, HEADER.format[1:]), initial=0), strict=False))
-MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, DATATYPE_AT, BODY_AT, OPAQUE_AT = (
-    _PLACES[name] for name in ("magic", "opcode", "key_length", "extras_length", "datatype", "body", "opaque")
+MAGIC_AT, OPCODE_AT, KEY_LENGTH_AT, EXTRAS_LENGTH_AT, DATATYPE_AT, _SPECIFIC_AT, BODY_AT, OPAQUE_AT, _CAS_AT = (
+    _PLACES[name] for name in HEADER_NAMES
 )
 """Offsets in a frame. In the UPR draft the kind of message stands at DATATYPE_AT."""
 
@@ -42,6 +43,11 @@ REQUEST_MAGICS = frozenset((int(Magic.REQUEST), int(Magic.ALT_REQUEST), int(Magi
 SERVER_MAGICS = frozenset((int(Magic.SERVER_REQUEST), int(Magic.SERVER_RESPONSE)))
 _ALTERNATIVE = frozenset((int(Magic.ALT_REQUEST), int(Magic.ALT_RESPONSE)))
 ALTERNATIVE_OF = {Magic.REQUEST: Magic.ALT_REQUEST, Magic.RESPONSE: Magic.ALT_RESPONSE}
+NATIVE_TABLE = bytes(
+    [HEADER_BYTES, *(_PLACES[name] for name in HEADER_NAMES[1:])]
+    + [2 if magic in _ALTERNATIVE else int(magic in MAGICS) for magic in range(256)]
+)
+"""The places of the header's numbers, and the kind of each first byte, for the extension module."""
 PLAIN_OF = {int(magic): Magic.REQUEST if int(magic) in REQUEST_MAGICS else Magic.RESPONSE for magic in Magic}
 """Magic -> its direction, as the magic of a plain request or a plain response."""
 
@@ -120,6 +126,27 @@ def cut_frame(view: memoryview, offset: int) -> Frame:
         )
     extras, key, value = parts[:extras_length], parts[extras_length:value_at], parts[value_at:]
     return _new_frame(Frame, (magic, opcode, specific, datatype, opaque, cas, extras, key, value, framing))
+
+
+def cut_frames(view: memoryview, start: int, end: int) -> tuple[list[Frame], int]:
+    """Return the frames in view[start:end] up to the first that is not whole or not sound, and its place.
+
+    Their parts are copies.
+    """
+    frames: list[Frame] = []
+    if native.extension is not None:
+        frames, start = native.extension.cut(Frame, view, start, end, NATIVE_TABLE)
+        return frames, start
+    while start <= end - HEADER_BYTES and view[start] in MAGICS:
+        (body,) = BODY_LENGTH.unpack_from(view, start)
+        if start + HEADER_BYTES + body > end:
+            break
+        try:
+            frames.append(cut_frame(view, start))
+        except RemoteProtocolError:
+            break
+        start += HEADER_BYTES + body
+    return frames, start
 
 
 def view_frame(view: memoryview) -> Frame:

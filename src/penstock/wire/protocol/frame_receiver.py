@@ -21,7 +21,16 @@ import numpy as np
 
 from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import MAX_FRAME, Dialect
-from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length, view_frame
+from penstock.wire.codec.frame import (
+    HEADER,
+    HEADER_BYTES,
+    MAGICS,
+    Frame,
+    cut_frame,
+    cut_frames,
+    read_frame_length,
+    view_frame,
+)
 from penstock.wire.columns.data_forms import SLACK
 from penstock.wire.columns.frame_offsets import Offsets, find_offsets, find_run_offsets
 from penstock.wire.columns.heads import Run
@@ -216,8 +225,9 @@ class FrameReceiver:
 
     def _receive_in_slab(self, slab: Slab, end: int) -> list[ReceiveEvent]:
         if self._run_dialect is None:
-            offsets, position = find_offsets(slab.view, 0, end)
-            events = self._cut_frames(slab, offsets)
+            frames, position = cut_frames(slab.view, 0, end)
+            offsets, position = find_offsets(slab.view, position, end)
+            events: list[ReceiveEvent] = [*frames, *self._cut_frames(slab, offsets)]
         else:
             starts, alone, position = find_run_offsets(slab.view, end, self._run_dialect)
             events = self._make_runs(slab, starts, alone, position, self._run_dialect)
