@@ -70,7 +70,7 @@ async def check_replication(first, second, closed_port):
     options = ReplicationOptions(vbuckets=[0, 1], until_caught_up=True)
     async with Replicator(make_address(first), make_address(second), options) as replicator:
         progress = await replicator.run()
-    assert (progress.complete, progress.lag) == (2, 0)
+    assert (progress.running, progress.lag) == (2, 0)
 
 
 def test_replication_asks_only_the_nodes_that_it_needs(nodes, closed_port):
@@ -96,7 +96,7 @@ async def check_older_map(first, second):
             await asyncio.wait({running, asyncio.create_task(attempted.wait())}, return_when=asyncio.FIRST_COMPLETED)
             for node in (first, second):
                 await push_map(publisher, node, newer, (2, 6))
-            assert (await running).complete == 2
+            assert (await running).running == 2
 
 
 def test_replica_is_copied_once_the_map_of_its_source_is_new(nodes):

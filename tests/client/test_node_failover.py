@@ -200,7 +200,7 @@ def test_nothing_changes_if_changes_may_be_lost(stack):
     write(active, 0, 50)
     asyncio.run(copy_to(active, first, second))
     run(second, lambda: [vbucket.remove() for vbucket in second.buckets["beer"].store.vbuckets])
-    with pytest.raises(UsageError, match=r"vbuckets 0-3: 2 of 3 nodes of its chain do not answer.*--lose"):
+    with pytest.raises(UsageError, match=r"vbuckets 0-3: 2 of 3 places of its chain do not answer.*--lose"):
         asyncio.run(fail_safely(active, first, second))
     assert run(active, lambda: list_active(active)) == [*range(VBUCKETS)]
     assert run(first, lambda: list_active(first)) == []

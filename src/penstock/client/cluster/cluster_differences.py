@@ -116,6 +116,6 @@ def compare_places(
 
 
 def _count_missing(layout: MapLayout, wanted: MapLayout) -> int:
-    """Return the number of vbuckets whose replicas are not where they should be."""
+    """Return the number of vbuckets whose replicas are not where they should be, or that have a place without one."""
     pairs = zip(layout.chains, wanted.chains, strict=True)
-    return sum({*before[1:]} - {NO_NODE} != {*after[1:]} - {NO_NODE} for before, after in pairs if after[0] != NO_NODE)
+    return sum(sorted(before[1:]) != sorted(after[1:]) for before, after in pairs if after[0] != NO_NODE)

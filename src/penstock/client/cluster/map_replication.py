@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Self
 
 from penstock.client.cluster.map_publisher import MapPublisher
+from penstock.client.cluster.replica_goals import ReplicaGoals
 from penstock.client.cluster.vbucket_mover import release_strays
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
@@ -24,11 +25,12 @@ from penstock.client.topology.balance_plan import plan_replicas
 from penstock.errors import Error, OperationTimeout
 from penstock.wire.codec.constants import Dialect, VbucketState
 
-__all__ = ["MapReplication", "list_replicas", "place_replicas"]
+__all__ = ["MapReplication", "list_replicas", "place_replicas", "set_map_chains"]
 
 logger = logging.getLogger("penstock.client")
 
 _POLL_SECONDS = 0.5
+_COPY_POLL_SECONDS = 0.1
 _STREAM_POLL_SECONDS = 0.05
 _MAP_SECONDS = 5.0
 """Time for the answer of a node about its map. The others may know it too."""
@@ -62,12 +64,6 @@ class _NodeCopy:
     replicator: Replicator | None = None
     progress: ReplicationProgress | None = None
     task: asyncio.Task[None] | None = None
-
-    def has_copied(self, vbuckets: frozenset[int]) -> bool:
-        """Return whether the node has had all changes of vbuckets that existed at the start."""
-        progress = self.progress
-        is_whole = progress is not None and progress.complete == progress.vbuckets == len(self.vbuckets)
-        return is_whole and vbuckets <= self.vbuckets
 
     def add(self, vbuckets: frozenset[int]) -> None:
         """Replicate more vbuckets, without an interruption of the others."""
@@ -129,16 +125,20 @@ class MapReplication:
         """Wait until the task is cancelled: a replication has no end. Raises the error of a node without TLS."""
         await self._running
 
-    async def copy_replicas(self, replicas: Replicas) -> None:
-        """Keep planned replicas from now on, and wait until they have all changes that existed at the start.
+    async def copy_replicas(self, replicas: Replicas, are_complete: Callable[[], Awaitable[bool]]) -> None:
+        """Keep planned replicas from now on, and wait until they are complete. Another program may fill some of them.
+
+        Args:
+            replicas: the replicas.
+            are_complete: returns whether they are complete.
 
         Raises:
             Unreachable: a node did not serve for as long as the option retrySeconds.
             UsageError: a node has one of the vbuckets active.
         """
         self._planned, self._failure = replicas, None
-        while not all(self._has_copied(endpoint, vbuckets) for endpoint, vbuckets in replicas.items()):
-            await asyncio.wait({self._running}, timeout=_POLL_SECONDS)
+        while not await are_complete():
+            await asyncio.wait({self._running}, timeout=_COPY_POLL_SECONDS)
             if self._running.done():
                 await self._running
             if self._failure is not None:
@@ -147,9 +147,6 @@ class MapReplication:
     def adopt_map(self, layout: MapLayout) -> None:
         """Keep the replicas of the map from now on. The layout is that of the newest map, which was just published."""
         self._layout, self._planned = layout, None
-
-    def _has_copied(self, endpoint: Endpoint, vbuckets: frozenset[int]) -> bool:
-        return endpoint in self._copies and self._copies[endpoint].has_copied(vbuckets)
 
     async def _run(self) -> None:
         while True:
@@ -221,7 +218,9 @@ async def place_replicas(
 ) -> None:
     """Give each vbucket replicas on other nodes than its owner, evenly, and publish the map once they are complete.
 
-    Durable writes need the new replicas from then on, so their replication runs before and after.
+    An acknowledged durable write is on a majority of the former chain, but a failover asks the new one. So all replicas
+    of a vbucket whose chain changes get all changes of their owner first, those that were in the former chain too.
+    While the map changes, durable writes need both chains.
 
     Args:
         publisher: the newest map of the bucket.
@@ -236,18 +235,41 @@ async def place_replicas(
     before = publisher.layout
     gone = [before.require_node(endpoint) for endpoint in leaving]
     after = before.set_replicas(plan_replicas(before.chains, len(before.nodes), count, gone))
-    old, new = (list_replicas(layout, tls=publisher.tls) for layout in (before, after))
-    for endpoint in new:
+    wanted = list_replicas(after, tls=publisher.tls)
+    for endpoint in wanted:
         await release_strays(publisher, publisher.get_control(endpoint))
-    missing = {endpoint: vbuckets - old.get(endpoint, frozenset()) for endpoint, vbuckets in new.items()}
-    await replication.copy_replicas({endpoint: vbuckets for endpoint, vbuckets in missing.items() if vbuckets})
-    for place, endpoint in enumerate(publisher.list_endpoints(after)):
-        chains = {vbucket: after.list_names(vbucket) for vbucket in after.list_owned(place)}
-        await publisher.get_control(endpoint).set_chains(chains, VbucketState.ACTIVE)
+    changed = frozenset(
+        vb for vb, chain in enumerate(after.chains) if chain != before.chains[vb] and chain[0] != NO_NODE
+    )
+    copied = {endpoint: vbuckets & changed for endpoint, vbuckets in wanted.items() if vbuckets & changed}
+    goals = ReplicaGoals(publisher, after, changed)
+    await goals.read()
+    await replication.copy_replicas(copied, goals.are_reached)
+    both = {vb: dict.fromkeys((tuple(before.list_copies(vb)), tuple(after.list_names(vb)))) for vb in changed}
+    await _set_chains(publisher, after, {vb: [*chains] for vb, chains in both.items()})
+    await goals.read()  # the last writes that needed the former chain alone
+    await replication.copy_replicas(copied, goals.are_reached)
+    await goals.read()
     await publisher.publish(after)
+    await set_map_chains(publisher)
     replication.adopt_map(after)
     for endpoint in publisher.list_endpoints(after):
-        await _delete_other_replicas(publisher.get_control(endpoint), new.get(endpoint, frozenset()))
+        await _delete_other_replicas(publisher.get_control(endpoint), wanted.get(endpoint, frozenset()))
+
+
+async def set_map_chains(publisher: MapPublisher) -> None:
+    """Give the owners the replication chains of the newest map. They may have others since a rebalance was killed."""
+    layout = publisher.layout
+    await _set_chains(publisher, layout, {vb: [layout.list_names(vb)] for vb in range(len(layout.chains))})
+
+
+async def _set_chains(
+    publisher: MapPublisher, layout: MapLayout, chains: Mapping[int, Sequence[Sequence[str | None]]]
+) -> None:
+    """Set replication chains of vbuckets at their owners."""
+    for place, endpoint in enumerate(publisher.list_endpoints(layout)):
+        mine = {vb: chains[vb] for vb in layout.list_owned(place) if vb in chains}
+        await publisher.get_control(endpoint).set_chains(mine, VbucketState.ACTIVE)
 
 
 async def _delete_other_replicas(node: NodeControl, kept: frozenset[int]) -> None:

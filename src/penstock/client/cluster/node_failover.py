@@ -48,7 +48,8 @@ async def fail_over(
 ) -> FailoverResult:
     """Promote the best replica of each vbucket that no remaining node has active.
 
-    Nothing changes if a promotion may lose an acknowledged durable write, unless that is permitted.
+    Nothing changes if a promotion may lose an acknowledged durable write, unless that is permitted. Each vbucket keeps
+    the places of its chain, so that the next failover knows which nodes may have such writes.
 
     Args:
         publisher: the newest map of the remaining nodes.
@@ -65,18 +66,22 @@ async def fail_over(
     """
     scan = await _scan_nodes(publisher, node)
     await _check_lost(NodeControl(address, node), scan.controls)
-    if scan.risks and not may_lose:
-        raise UsageError(f"{format_risks(scan.risks)}; expected copies without risk, or --lose. Nothing has changed")
-    is_reachable = await _stop_node(NodeControl(address, node))
-    if is_reachable:  # it has acknowledged writes until now
+    _check_risks(scan, may_lose=may_lose)
+    stopped = await _stop_node(NodeControl(address, node))
+    is_reachable = stopped is not None
+    if stopped is not None:  # it has acknowledged writes until now
         scan = await _scan_nodes(publisher, node)
+        try:
+            _check_risks(scan, may_lose=may_lose)
+        except UsageError:  # a copy was lost meanwhile
+            await _restart_node(publisher, node, stopped)
+            raise
     promoted = {vb: found.replica.endpoint for vb, found in scan.plans.items() if found.replica is not None}
     owners = scan.owners | {vb: scan.layout.require_node(endpoint) for vb, endpoint in promoted.items()}
     layout = _make_layout(scan.layout, owners, scan.reports)
     for at, control in enumerate(scan.controls):
         mine = {vbucket for vbucket, owner in owners.items() if owner == at}
-        await control.set_states(mine & promoted.keys(), VbucketState.ACTIVE)
-        await control.set_chains({vbucket: layout.list_names(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
+        await control.set_chains({vbucket: [layout.list_names(vbucket)] for vbucket in mine}, VbucketState.ACTIVE)
         report = scan.reports[at]
         strays = _find(report.states, VbucketState.ACTIVE) - mine - (scan.plans.keys() - promoted.keys())
         await control.delete_vbuckets(vbucket for vbucket in strays if not report.seqnos.get(vbucket, 0))
@@ -165,16 +170,31 @@ async def _check_lost(lost: NodeControl, others: Sequence[NodeControl]) -> None:
         await lost.close()
 
 
-async def _stop_node(control: NodeControl) -> bool:
-    """Make the active vbuckets of the lost node dead. Return whether the node has answered."""
+def _check_risks(scan: _NodeScan, *, may_lose: bool) -> None:
+    if scan.risks and not may_lose:
+        raise UsageError(f"{format_risks(scan.risks)}; expected copies without risk, or --lose. Nothing has changed")
+
+
+async def _stop_node(control: NodeControl) -> set[int] | None:
+    """Make the active vbuckets of the lost node dead, and return them. None if the node does not answer."""
     control = NodeControl(control.address.with_retries(0.0))
     try:
-        await control.set_states(_find(await control.read_states(), VbucketState.ACTIVE), VbucketState.DEAD)
+        active = _find(await control.read_states(), VbucketState.ACTIVE)
+        await control.set_states(active, VbucketState.DEAD)
     except (OSError, Error):
-        return False
+        return None
     finally:
         await control.close()
-    return True
+    return active
+
+
+async def _restart_node(publisher: MapPublisher, node: Endpoint, stopped: Collection[int]) -> None:
+    """Make those of the stopped vbuckets active again that the map gives to the node."""
+    layout = publisher.layout
+    at = layout.find_node(node)
+    owned = set() if at == NO_NODE else {*layout.list_owned(at)}.intersection(stopped)
+    chains = {vbucket: [layout.list_copies(vbucket)] for vbucket in owned}
+    await publisher.get_control(node).set_chains(chains, VbucketState.ACTIVE)
 
 
 async def read_copies(control: NodeControl, report: NodeReport, vbuckets: Collection[int]) -> dict[int, ReplicaReport]:
@@ -188,4 +208,7 @@ async def read_copies(control: NodeControl, report: NodeReport, vbuckets: Collec
     logs = await control.read_failover_logs(vbuckets) if vbuckets else {}
     # Other servers do not report the end of the last complete snapshot.
     wholes = {vb: report.whole_seqnos.get(vb, report.seqnos.get(vb, 0)) for vb in vbuckets}
-    return {vb: ReplicaReport(control.endpoint, logs[vb], wholes[vb], report.is_fed(vb)) for vb in vbuckets}
+    stored = report.stored_seqnos
+    return {
+        vb: ReplicaReport(control.endpoint, logs[vb], wholes[vb], report.is_fed(vb), stored.get(vb)) for vb in vbuckets
+    }

@@ -19,7 +19,7 @@ from penstock.client.cluster.cluster_differences import (
 from penstock.client.cluster.cluster_file import BucketEntry, ClusterFile, NodeEntry, read_password
 from penstock.client.cluster.map_delivery import keep_maps_new
 from penstock.client.cluster.map_publisher import MapPublisher, open_map
-from penstock.client.cluster.map_replication import MapReplication, place_replicas
+from penstock.client.cluster.map_replication import MapReplication, place_replicas, set_map_chains
 from penstock.client.cluster.node_failover import FailoverResult, fail_over, read_report
 from penstock.client.cluster.node_pages import NodePages
 from penstock.client.cluster.orchestrator_lock import LockRole, OrchestratorLock
@@ -275,6 +275,8 @@ class Orchestrator:
                 if not publisher.has_shared_map:  # replicas are copied from the owners that the nodes' map names
                     await publisher.publish(publisher.layout)
                 await self._move_all(publisher, bucket)
+            elif changes and publisher.has_shared_map:
+                await set_map_chains(publisher)
             return len(found)
 
     def _check_nodes(self, bucket: BucketEntry, mapped: Iterable[Endpoint]) -> None:

@@ -88,6 +88,5 @@ async def restore_owners(publisher: MapPublisher) -> None:
     after = layout.set_owners({vb: at for vb, at in owners.items() if at != layout.chains[vb][0]})
     for at, control in enumerate(controls):
         mine = [vbucket for vbucket, owner in owners.items() if owner == at]
-        await control.set_states(mine, VbucketState.ACTIVE)
-        await control.set_chains({vbucket: after.list_names(vbucket) for vbucket in mine}, VbucketState.ACTIVE)
+        await control.set_chains({vbucket: [after.list_names(vbucket)] for vbucket in mine}, VbucketState.ACTIVE)
     await publisher.publish(after)

@@ -10,7 +10,7 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.digits import read_digits
-from penstock.store.history.failover_log import FailoverLog
+from penstock.store.history.failover_log import FailoverLog, find_branch, prune_log
 from penstock.wire.codec.constants import VbucketState
 
 __all__ = [
@@ -25,6 +25,8 @@ __all__ = [
 ]
 
 _STATES = {state.name.lower(): state for state in VbucketState}
+_NUMBERS = ("high_seqno", "whole_seqno", "last_message_age_ms", "persisted_seqno")
+"""The statistics that a report has, in the order of its attributes."""
 
 
 class NodeReport(NamedTuple):
@@ -36,12 +38,14 @@ class NodeReport(NamedTuple):
         whole_seqnos: ends of the last complete snapshots; empty for nodes of other servers, which do not report them.
         ages: milliseconds since the last message of the streams that fill its copies. Copies without a message since
             the start of the node are left out.
+        stored_seqnos: seqnos up to which the changes are on disk. Other servers do not report them here either.
     """
 
     states: Mapping[int, VbucketState]
     seqnos: Mapping[int, int]
     whole_seqnos: Mapping[int, int] = {}
     ages: Mapping[int, int] = {}
+    stored_seqnos: Mapping[int, int] = {}
 
     def has(self, vbucket: int, state: VbucketState) -> bool:
         """Return whether the node has a vbucket in a state."""
@@ -59,7 +63,7 @@ def parse_node_report(stats: Mapping[str, str]) -> NodeReport:
         RemoteProtocolError: a number is malformed.
     """
     states: dict[int, VbucketState] = {}
-    numbers: dict[str, dict[int, int]] = {name: {} for name in ("high_seqno", "whole_seqno", "last_message_age_ms")}
+    numbers: dict[str, dict[int, int]] = {name: {} for name in _NUMBERS}
     for full_name, text in stats.items():
         own, _, name = full_name.partition(":")
         vbucket = read_digits(own.removeprefix("vb_"), MAX_VBUCKETS) if own.startswith("vb_") else None
@@ -67,7 +71,7 @@ def parse_node_report(stats: Mapping[str, str]) -> NodeReport:
             states[vbucket] = _STATES[text]
         elif vbucket is not None and name in numbers:
             numbers[name][vbucket] = read_number(full_name, text)
-    return NodeReport(states, numbers["high_seqno"], numbers["whole_seqno"], numbers["last_message_age_ms"])
+    return NodeReport(states, *numbers.values())
 
 
 def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
@@ -88,23 +92,42 @@ def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
 
 
 class ReplicaReport(NamedTuple):
-    """A replica as its node reports it.
+    """A copy of a vbucket as its node reports it.
 
     Attributes:
         endpoint: the node.
         failover_log: newest entry first.
         whole_seqno: end of its last complete snapshot: the seqno from which it would continue.
         is_fed: whether a stream has reached it since the start of its node.
+        stored_seqno: the seqno up to which its changes are on disk; None: the server does not report it.
     """
 
     endpoint: Endpoint
     failover_log: FailoverLog
     whole_seqno: int
     is_fed: bool = True
+    stored_seqno: int | None = None
+
+    @property
+    def branches(self) -> FailoverLog:
+        """The branches that its changes are on, the newest first.
+
+        A copy has the failover log of its producer from the start of the stream, before it has the changes.
+        """
+        return prune_log(self.failover_log, self.whole_seqno) or self.failover_log
 
     def is_ancestor_of(self, other: ReplicaReport) -> bool:
         """Return whether the other replica is on a later branch of this replica's history."""
-        return any(entry.vbuuid == self.failover_log[0].vbuuid for entry in other.failover_log[1:])
+        return any(entry.vbuuid == self.branches[0].vbuuid for entry in other.branches[1:])
+
+    def has_stored(self, source: ReplicaReport) -> bool:
+        """Return whether the copy has all changes of the source, on disk if its bucket is on disk."""
+        seqno = source.whole_seqno
+        stored = self.whole_seqno if self.stored_seqno is None else min(self.whole_seqno, self.stored_seqno)
+        return (
+            stored >= seqno
+            and find_branch(self.failover_log, seqno).vbuuid == find_branch(source.failover_log, seqno).vbuuid
+        )
 
 
 def choose_replica(reports: Sequence[ReplicaReport]) -> ReplicaReport:
@@ -149,9 +172,10 @@ class Promotion(NamedTuple):
 def plan_promotion(chain: Sequence[Endpoint | None], copies: Sequence[ReplicaReport]) -> Promotion:
     """Return the copy of a vbucket that becomes active, and the risk of its promotion.
 
-    A durable write is acknowledged once a majority of the chain has it. So every majority must include a copy that has
-    answered. A place without a node acknowledges nothing, and counts for the size of the majority. A node that has
-    restarted may lack changes that it acknowledged, so its copy counts again once a stream has reached it.
+    A majority of the places of the chain has each acknowledged durable write. So every majority must include a copy
+    that has answered. A place without a node counts as one that does not answer: its former node may have acknowledged
+    writes that the others lack. A rebalance ends that with a new chain. A node that has restarted may lack changes that
+    it acknowledged, so its copy counts again once a stream has reached it.
 
     Args:
         chain: the nodes of the vbucket in the newest map, the lost owner first; None for a place without a node.
@@ -164,13 +188,14 @@ def plan_promotion(chain: Sequence[Endpoint | None], copies: Sequence[ReplicaRep
         return Promotion(choose_replica(copies), "no copy is in its chain, so durable writes did not wait for one")
     chosen = choose_replica(members)
     fed = [each for each in members if each.is_fed]
-    nodes, most = sum(each is not None for each in chain), len(chain) // 2
-    missing = nodes - len(members)
+    places, most = len(chain), len(chain) // 2
+    missing, empty = places - len(members), sum(each is None for each in chain)
     if missing > most:
+        note = f" ({empty} without a node until the next rebalance)" if empty else ""
         return Promotion(
-            chosen, f"{missing} of {len(chain)} nodes of its chain do not answer, and may have a durable write alone"
+            chosen, f"{missing} of {places} places of its chain do not answer{note}, and may have a durable write alone"
         )
-    if nodes - len(fed) > most:
+    if places - len(fed) > most:
         names = ", ".join(sorted(format_endpoint(*each.endpoint) for each in members if not each.is_fed))
         return Promotion(chosen, f"no stream has reached the copy at {names} since that node's start")
     return Promotion(choose_replica(fed))

@@ -194,32 +194,35 @@ class VbucketMover:
         return places.get(layout.chains[vbucket][0], Place.OTHER)
 
     async def _release_replicas(self, vbuckets: Sequence[int], old: NodeControl, new: NodeControl) -> None:
-        """Take the vbuckets from the replicas of the target, so that a running replication ends their streams."""
+        """Take the vbuckets from the replicas of the target, so that a running replication ends their streams.
+
+        The map keeps the empty place: the target may have acknowledged durable writes that the other replicas lack.
+        """
         layout = self._publisher.layout
         target = layout.require_node(new.endpoint)
         replicas = {
-            vb: [place for place in layout.chains[vb][1:] if place != target]
+            vb: [NO_NODE if place == target else place for place in layout.chains[vb][1:]]
             for vb in vbuckets
             if target in layout.chains[vb][1:]
         }
         if replicas:
             after = layout.set_replicas(replicas)
-            await old.set_chains({vb: after.list_copies(vb) for vb in replicas}, VbucketState.ACTIVE)
+            await old.set_chains({vb: [after.list_copies(vb)] for vb in replicas}, VbucketState.ACTIVE)
             await self._publisher.publish(after)
 
     async def _take_over(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:
         """Take one vbucket over, publish the map, and delete the vbucket at its former owner."""
         clock = asyncio.get_running_loop().time
         started = clock()
-        chain = {vbucket: self._place(vbucket, new).list_copies(vbucket)}
+        chain = {vbucket: [self._place(vbucket, new).list_copies(vbucket)]}
         await new.set_chains(chain, VbucketState.REPLICA)  # for the first writes after the takeover
         await run_with_retry(lambda: self._run_takeover(vbucket, old, new), old.address, lambda: True)
         await self._finish(vbucket, old, new, started)
 
-    def _place(self, vbucket: int, new: NodeControl) -> MapLayout:
-        """Return the layout with the new owner of a vbucket."""
+    def _place(self, vbucket: int, owner: NodeControl) -> MapLayout:
+        """Return the layout with an owner of a vbucket."""
         layout = self._publisher.layout
-        return layout.set_owners({vbucket: layout.require_node(new.endpoint)})
+        return layout.set_owners({vbucket: layout.require_node(owner.endpoint)})
 
     async def _finish(self, vbucket: int, old: NodeControl, new: NodeControl, started: float | None = None) -> None:
         """Publish the map with the new owner. Delete the vbucket at its former owner once it is on the other disk."""
@@ -235,7 +238,7 @@ class VbucketMover:
         """Publish the newest map with the new owner. Return whether no other program has placed vbuckets meanwhile."""
         known, layout = self._publisher.layout, self._place(vbucket, new)
         # Once more after the takeover, for servers that refuse the chain of a replica.
-        await new.set_chains({vbucket: layout.list_copies(vbucket)}, VbucketState.ACTIVE)
+        await new.set_chains({vbucket: [layout.list_copies(vbucket)]}, VbucketState.ACTIVE)
         try:
             await self._publisher.publish(layout, new.endpoint)
         except KeyExists:
@@ -284,7 +287,7 @@ class VbucketMover:
         if (await new.read_states()).get(vbucket) is VbucketState.ACTIVE:
             return
         await new.set_states([vbucket], VbucketState.REPLICA)
-        await old.set_states([vbucket], VbucketState.ACTIVE)
+        await old.set_chains({vbucket: [self._place(vbucket, old).list_copies(vbucket)]}, VbucketState.ACTIVE)
 
 
 async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:

@@ -35,6 +35,7 @@ from penstock.wire.values.peer_json import read_peer_json
 __all__ = ["NodeControl", "check_identities"]
 
 T = TypeVar("T")
+R = TypeVar("R", bound=Request)
 
 
 class NodeControl:
@@ -136,34 +137,44 @@ class NodeControl:
         """Set the state of vbuckets. A missing vbucket is created."""
         await self._send_all([SetVbucket(vbucket=vbucket, state=state) for vbucket in sorted(vbuckets)])
 
-    async def set_chains(self, chains: Mapping[int, Sequence[str | None]], state: VbucketState) -> None:
-        """Set the replication chains of vbuckets, for durable writes. A server without durable writes refuses.
+    async def set_chains(self, chains: Mapping[int, Sequence[Sequence[str | None]]], state: VbucketState) -> None:
+        """Set the state of vbuckets with their replication chains, for durable writes, in one step.
+
+        A server without durable writes gets the states alone.
 
         Args:
-            chains: vbucket -> names of its nodes, the active node first; None for a replica that does not exist.
-            state: the state that the vbuckets have.
+            chains: vbucket -> its chain, or two while it changes. A chain has the names of nodes, the active node
+                first; None for a replica that does not exist.
+            state: the state.
         """
         requests = [
             SetVbucket(
                 vbucket=vbucket,
                 state=state,
-                value=json.dumps({"topology": [list(names)]}).encode(),
+                value=json.dumps({"topology": [list(names) for names in topology]}).encode(),
                 datatype=Datatype.JSON,
             )
-            for vbucket, names in sorted(chains.items())
+            for vbucket, topology in sorted(chains.items())
         ]
-        await self._send_all(requests, accept=(Status.EINVAL, Status.NOT_SUPPORTED))
+        refused = await self._send_all(requests, accept=(Status.EINVAL, Status.NOT_SUPPORTED))
+        await self.set_states((request.vbucket for request in refused), state)
 
     async def delete_vbuckets(self, vbuckets: Iterable[int]) -> None:
         """Delete vbuckets with their documents. A missing vbucket stays missing."""
         requests = [DelVbucket(vbucket=vbucket) for vbucket in sorted(vbuckets)]
         await self._send_all(requests, accept=(Status.NOT_MY_VBUCKET,))
 
-    async def _send_all(self, requests: Sequence[Request], accept: Collection[int] = ()) -> None:
+    async def _send_all(self, requests: Sequence[R], accept: Collection[int] = ()) -> list[R]:
+        """Send requests, and return those that the node has refused with an accepted status."""
         replies = await self._ask(lambda link, timeout: link.request_many(requests, timeout, ANY_STATUS))
+        refused = []
         for request, reply in zip(requests, replies, strict=True):
-            if reply.specific != Status.SUCCESS and reply.specific not in accept:
+            if reply.specific == Status.SUCCESS:
+                continue
+            if reply.specific not in accept:
                 raise make_refusal_error(request, reply)
+            refused.append(request)
+        return refused
 
     # The map
 

@@ -18,7 +18,6 @@ class ReplicationProgress:
     Attributes:
         vbuckets: the number of vbuckets to replicate.
         running: vbuckets with a stream, or with a complete copy.
-        complete: vbuckets that have had all changes that existed at the start.
         protocol: the dialect of the streams; empty while there are none.
         nodes: address of each source node -> changes that the target lacks of its vbuckets.
         copied: changes that the target has.
@@ -28,7 +27,6 @@ class ReplicationProgress:
 
     vbuckets: int
     running: int
-    complete: int = 0
     protocol: str = ""
     nodes: Mapping[str, int] = field(default_factory=dict)
     copied: int = 0

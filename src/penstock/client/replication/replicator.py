@@ -116,7 +116,6 @@ class Replicator:
         self._watchers: set[asyncio.Task[None]] = set()
         self._owned: dict[Endpoint, set[int]] = {}
         self._goals = CatchUpGoals()
-        self._complete: set[int] = set()
         self._prepared: set[int] = set()  # vbuckets that this replication has made replicas, or found as replicas
         self._busy: dict[int, Endpoint] = {}  # vbuckets that another program replicates, and their sources
         self._changed = asyncio.Event()
@@ -331,7 +330,6 @@ class Replicator:
             vbuckets=len(self._streams.phases),
             running=sum(len(self._streams.find(phase)) for phase in phases),
             protocol=",".join(sorted(dialect.value for dialect in dialects)),
-            complete=len(self._complete),
             nodes=nodes,
             copied=copied,
             nbytes=self._closed_bytes + sum(relay.relay.nbytes for relay in self._relays.values()),
@@ -351,7 +349,6 @@ class Replicator:
             source |= {vb: seqnos[vb] for vb in mine if vb in seqnos}
         target = await self._control.read_seqnos()
         reached = self._goals.find_reached(running, source, target)
-        self._complete |= reached
         if self.options.until_caught_up:
             self._streams.finish(reached & (self._streams.find(ReplicaPhase.RUNNING) | shared))
         return find_lag(self._owned, source, target), sum(target.get(vb, 0) for vb in self._streams.phases)
