@@ -208,6 +208,21 @@ def test_many_commits_keep_the_log_short_and_the_transaction_known(lake, monkeyp
     assert not append(lake, 119, rows(119, 3))
 
 
+def test_old_logs_are_removed_at_checkpoints_alone(lake, monkeypatch):
+    """Looking for old logs lists the whole log, so most commits must not do it."""
+    monkeypatch.setitem(lake.changelog_table.configuration, "delta.checkpointInterval", "4")
+    log = lake.changelog_table.path / "_delta_log"
+    for batch in range(6):
+        append(lake, batch, rows(batch, 3))
+    for name in log.glob("*.json"):
+        os.utime(name, (0, 0))
+    append(lake, 6, rows(6, 3))
+    assert len(list(log.glob("*.json"))) == 7
+    for batch in range(7, 9):
+        append(lake, batch, rows(batch, 3))
+    assert not (log / f"{0:020d}.json").exists()
+
+
 KILLS = [
     ("written", 0),
     ("committed", 0),

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from deltalake import DeltaTable
@@ -29,6 +31,8 @@ MARGIN_HOURS = 1
 """Hours that the log remembers a removed file after its time: a vacuum of a running pipeline removes no other files."""
 RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
 
+_COMMIT = re.compile(r"[0-9]{20}\.(json|checkpoint\.)")
+"""The beginning of the name of a commit or checkpoint in a log."""
 FEW_FILES = 8
 """Number of objects up to which each is looked up, instead of a listing of all."""
 
@@ -72,7 +76,7 @@ def open_delta_log(path: LakePath) -> DeltaTable | None:
         Unreachable: the object store does not answer.
         UsageError: the log is damaged.
     """
-    if isinstance(path, Path) and not DeltaTable.is_deltatable(path.as_uri()):
+    if isinstance(path, Path) and not _has_commit(path):
         return None
     try:
         return repeat_cut_request(lambda: DeltaTable(path.as_uri(), storage_options=find_delta_options(path)))
@@ -83,6 +87,13 @@ def open_delta_log(path: LakePath) -> DeltaTable | None:
             raise Unreachable(f"{path}: {describe_store_error(error)}") from error
         reason = str(error).partition("\n")[0]  # a backtrace follows
         raise UsageError(f"{path} has a Delta log that cannot be read: {reason}") from error
+
+
+def _has_commit(path: Path) -> bool:
+    """Return whether a directory has a commit. deltalake would create the directory, or list its whole log."""
+    with suppress(FileNotFoundError, NotADirectoryError), os.scandir(path / "_delta_log") as entries:
+        return any(_COMMIT.match(entry.name) for entry in entries)
+    return False
 
 
 def have_all_files(root: LakePath, names: Sequence[str]) -> bool:
