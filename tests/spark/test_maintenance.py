@@ -146,6 +146,35 @@ def test_run_compacts_very_many_small_files_and_removes_old_files(lake, monkeypa
     assert lake.changelog().num_rows == 7 * 64
 
 
+def test_run_joins_small_ranges_in_one_commit_and_leaves_files_of_late_dependents(lake, monkeypatch):
+    monkeypatch.setattr(lake_compaction, "MAX_SMALL_FILES", 60)
+    filled(lake)
+    table = lake.changelog_table
+    version, late = table.open().version(), 2
+    assert maintain_changelog(lake, [(table.read_id(table.open()), late)])
+    assert table.open().version() == version + 1
+    assert len(files(table)) == 16 * (6 - late)
+    delta = find_delta(lake, (table.read_id(table.open()), late))
+    assert delta is not None
+    assert (delta.is_full, delta.rows) == (False, 3 * 64)
+    assert lake.changelog().num_rows == 6 * 64
+
+
+@pytest.mark.parametrize(
+    ("sizes", "wanted"),
+    [
+        ({}, []),
+        ({3: [1]}, [{3}]),
+        ({0: [1], 1: [2, 3], 2: [4]}, [{0, 1, 2}]),
+        ({0: [COMPACTED_BYTES - 1], 1: [1], 2: [1]}, [{0, 1}, {2}]),
+        ({0: [1], 1: [COMPACTED_BYTES, COMPACTED_BYTES], 2: [1]}, [{0}, {1}, {2}]),
+    ],
+)
+def test_ranges_are_joined_by_one_commit_up_to_the_target_size(sizes, wanted):
+    groups = [[DataFile("", size, 1, part)] for part, some in sizes.items() for size in some]
+    assert lake_compaction._split_ranges(reversed(groups)) == wanted
+
+
 @pytest.mark.long
 def test_run_removes_replaced_files_without_compaction(lake, monkeypatch):
     """With rare batches, the log forgets replaced files before there are enough files for the next compaction."""

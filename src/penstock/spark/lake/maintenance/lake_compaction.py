@@ -2,14 +2,14 @@
 
 Compaction may run beside a pipeline. The rows move into other files, and the commits declare that no row changed, so
 dependents of the changelog skip them. Only changelog files that all tables and dependents have applied are joined; a
-dependent may be about to read the others. Each vbucket range has its own commit. A killed process loses the work on one
-range at most, and leaves files that `vacuum` removes.
+dependent may be about to read the others. A commit joins about COMPACTED_BYTES, of one vbucket range or of several. A
+killed process loses the work on one commit, and leaves files that `vacuum` removes.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -44,7 +44,7 @@ __all__ = [
     "maintain_changelog",
     "make_maintenance_transaction",
     "make_merge_transaction",
-    "rewrite_range",
+    "rewrite_ranges",
 ]
 
 COMPACTED_BYTES = 64 << 20
@@ -57,8 +57,8 @@ MAINTENANCE = "penstock.maintenance"
 """The application id of commits that remove files of the changelog: if two run at the same time, one fails."""
 MAX_ADDED_FILES = 16
 """Small files of a vbucket range that a table of changes may have, of which each merge adds one."""
-MAX_SMALL_FILES = 4096
-"""Small changelog files that a run tolerates. A table lists all files at times, so each file costs commits time."""
+MAX_SMALL_FILES = 1024
+"""Small changelog files that a run tolerates. Opening a table reads the names of all files, 4 us each."""
 
 
 class CompactionConflict(Error):
@@ -124,8 +124,8 @@ def make_merge_transaction(target: DocumentTable, opened: TableVersion) -> tuple
     return read_merged_version(target.lake, target.table, opened) or make_maintenance_transaction(opened)
 
 
-def maintain_changelog(lake: LakeDirectory) -> bool:
-    """Join the changelog's small files once there are very many of them. A run calls this often.
+def maintain_changelog(lake: LakeDirectory, applied: Iterable[tuple[str, int] | None] = ()) -> bool:
+    """Join the changelog's small files once there are many of them. A run calls this often.
 
     Only files of similar size are joined, so that a row is copied few times. Replaced files are removed
     after the table's own time, as long as the table remembers them. Files that no commit names stay: they may belong to
@@ -133,6 +133,7 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
 
     Args:
         lake: the lake of the changelog.
+        applied: for each dependent the changelog id and version that it has applied. Newer files stay.
 
     Returns:
         True if there were enough small files.
@@ -143,10 +144,11 @@ def maintain_changelog(lake: LakeDirectory) -> bool:
         return False
     are_many = sum(file.size < SMALL_BYTES for file in table.list_files(opened)) >= MAX_SMALL_FILES
     if are_many:
+        known = tuple(applied)
         with suppress(CompactionConflict):  # another process joins these files
             _compact_table(
                 table,
-                lambda opened: group_small_files(list_applied_files(lake, opened, ()), is_tiered=True),
+                lambda opened: group_small_files(list_applied_files(lake, opened, known), is_tiered=True),
                 make_maintenance_transaction,
                 _rewrite_files,
             )
@@ -229,7 +231,7 @@ def _compact_table(
     transaction: Callable[[TableVersion], tuple[str, int]],
     rewrite: Callable[[AnyTable, Sequence[DataFile]], list[DataFile]],
 ) -> TableReport:
-    """Join files of all ranges, one commit for each range.
+    """Join files of all ranges.
 
     Args:
         table: the table.
@@ -244,27 +246,42 @@ def _compact_table(
     if opened is None:
         return TableReport()
     before = table.list_files(opened)
-    for part in sorted({file.vbucket_range for file in before}):
-        rewrite_range(table, part, choose_groups, rewrite, transaction)
+    for ranges in _split_ranges(choose_groups(opened)):
+        rewrite_ranges(table, ranges, choose_groups, rewrite, transaction)
     opened = table.open() or opened
     after = table.list_files(opened)
     return TableReport(len(before), len(after), sum(f.size for f in before), sum(f.size for f in after))
 
 
-def rewrite_range(
+def _split_ranges(groups: Iterable[Sequence[DataFile]]) -> list[set[int]]:
+    """Return the vbucket ranges whose groups are joined by the same commit: ranges with less than COMPACTED_BYTES."""
+    found: list[set[int]] = []
+    size = COMPACTED_BYTES
+    ordered = sorted(groups, key=lambda group: group[0].vbucket_range)
+    for part, members in groupby(ordered, key=lambda group: group[0].vbucket_range):
+        own = sum(file.size for group in members for file in group)
+        if size + own > COMPACTED_BYTES:
+            found.append(set())
+            size = 0
+        found[-1].add(part)
+        size += own
+    return found
+
+
+def rewrite_ranges(
     table: AnyTable,
-    vbucket_range: int,
+    ranges: Collection[int],
     choose_groups: Callable[[TableVersion], list[list[DataFile]]],
     rewrite: Callable[[AnyTable, Sequence[DataFile]], list[DataFile]],
     transaction: Callable[[TableVersion], tuple[str, int]],
     *,
     rows_change: bool = False,
 ) -> None:
-    """Replace files of one range by new files, in one commit.
+    """Replace files of some vbucket ranges by new files, in one commit.
 
     Args:
         table: the table.
-        vbucket_range: the range.
+        ranges: the ranges.
         choose_groups: returns the groups of files to replace in a version of the table.
         rewrite: writes and returns the new files of one group.
         transaction: returns application id and version for a commit on a version of the table.
@@ -276,9 +293,7 @@ def rewrite_range(
     for _ in range(TRIES):
         opened = table.open()
         groups = (
-            [group for group in choose_groups(opened) if group[0].vbucket_range == vbucket_range]
-            if opened is not None
-            else []
+            [group for group in choose_groups(opened) if group[0].vbucket_range in ranges] if opened is not None else []
         )
         if opened is None or not groups:
             return

@@ -25,7 +25,7 @@ from penstock.spark.lake.maintenance.erased_documents import ErasedDocuments
 from penstock.spark.lake.maintenance.lake_compaction import (
     make_maintenance_transaction,
     make_merge_transaction,
-    rewrite_range,
+    rewrite_ranges,
 )
 from penstock.spark.lake.tables.data_files import STATISTICS, DataFile, RangeWriter, match_types, parse_write_time
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
@@ -162,7 +162,7 @@ def _erase_ranges(
     opened = table.open()
     found = choose_groups(opened) if opened is not None else []
     for part in sorted({file.vbucket_range for (file,) in found}):
-        rewrite_range(table, part, choose_groups, rewrite, transaction, rows_change=rows_change)
+        rewrite_ranges(table, {part}, choose_groups, rewrite, transaction, rows_change=rows_change)
     return ErasedPart(name, name, sum(counts[path] for path in rewritten), len(rewritten))
 
 

@@ -41,7 +41,7 @@ from penstock.spark.lake.maintenance.erased_documents import ERASED_EVENT
 from penstock.spark.lake.maintenance.lake_compaction import (
     list_applied_files,
     make_maintenance_transaction,
-    rewrite_range,
+    rewrite_ranges,
 )
 from penstock.spark.lake.reading.lake_positions import read_position
 from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_types, open_dataset
@@ -149,7 +149,7 @@ def retain_changelog(
         dropped += retained.count_dropped()
         oldest = max(oldest or 0, retained.files[-1].modified)
         if not dry_run:
-            rewrite_range(table, part, retained.choose_groups, retained.rewrite, make_maintenance_transaction)
+            rewrite_ranges(table, {part}, retained.choose_groups, retained.rewrite, make_maintenance_transaction)
     newest = table.open() or opened
     after = table.list_files(newest)
     return RetentionReport(

@@ -456,7 +456,7 @@ def _add_notes(schema: pa.Schema, notes: Mapping[str, str] | None) -> pa.Schema:
 
 
 def _choose_hooks(table: DeltaLakeTable, opened: DeltaTable) -> PostCommitHookProperties:
-    """Return what deltalake does after a commit on a version: it removes old logs at checkpoints alone.
+    """Return the work of deltalake after a commit on a version: it removes old logs at checkpoints alone.
 
     For that it lists the whole log, which takes 0.1 s with 10,000 commits.
     """

@@ -27,6 +27,7 @@ from penstock.spark.pipeline.run.conflict_log import ConflictLog
 from penstock.spark.pipeline.run.dependent_runner import DependentTask, initialize_task
 from penstock.spark.pipeline.run.retention_timer import RetentionTimer
 from penstock.spark.pipeline.state.kept_tables import infer_tables
+from penstock.spark.pipeline.state.lake_status import list_applied_versions
 from penstock.spark.pipeline.state.run_progress import DependentProgress
 from penstock.spark.tables.misfits import RestReport
 
@@ -145,7 +146,7 @@ class TableTasks:
         for target, merged in zip(tables, merge_tables(tables), strict=True):
             self._versions[_identify(target)] = merged.version
         # After the merge, because only applied files may be joined.
-        maintain_changelog(self._lake)
+        maintain_changelog(self._lake, list_applied_versions(self._lake))
         join_added_files(tables)
         if self._retention is not None:
             self._retention.apply()
