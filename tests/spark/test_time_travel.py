@@ -1,4 +1,4 @@
-"""Time travel: past versions of all tables can be read for a day, and their files go after that."""
+"""Time travel: past versions of typed tables can be read for a day, and their files go after that."""
 
 import json
 import os
@@ -16,7 +16,7 @@ from penstock.spark.lake.current.document_table import describe_current
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 from penstock.spark.lake.maintenance.time_travel import parse_time_travel, set_time_travel
-from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS, make_table_properties
+from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS, REPLACED_HOURS, make_table_properties
 from penstock.spark.lake.tables.iceberg.iceberg_files import SNAPSHOT_AGE
 from penstock.spark.pipeline.definition.definition import TableSettings, read_definition
 from penstock.spark.runtime.changelog_sink import open_lake
@@ -85,7 +85,7 @@ def let_pass(place, hours):
     def shift(found):
         for name, value in found.items():
             if name in ("timestamp", "modificationTime", "deletionTimestamp", "lastUpdated"):
-                found[name] = value - hours * 3_600_000
+                found[name] = value - round(hours * 3_600_000)
             elif isinstance(value, dict):
                 shift(value)
 
@@ -99,25 +99,23 @@ def let_pass(place, hours):
         os.utime(path, (at, at))
 
 
-def test_past_versions_are_read_for_a_day(lake):
+def test_past_versions_are_read_for_a_day_and_those_of_internal_tables_for_an_hour(lake):
     fill(lake, range(3))
     past = {place: (DeltaTable(str(place)).version(), read(place, None)) for place in list_places(lake)}
     fill(lake, range(3, 6))
     compact(lake)
     vacuum(lake)
-    for hours in (0, 23):
-        for place, (version, table) in past.items():
+    orders = list_places(lake)[2]
+    for hours, kept in ((0, [*past]), (REPLACED_HOURS - 0.5, [*past]), (1, [orders]), (22, [orders]), (2, [])):
+        for place in past:
             let_pass(place, hours)
-            assert read(place, version).equals(table)
         vacuum(lake)
         for place, (version, table) in past.items():
-            assert read(place, version).equals(table), place
-    for place in past:
-        let_pass(place, 2)
-    vacuum(lake)
-    for place, (version, _) in past.items():
-        with pytest.raises((FileNotFoundError, OSError)):
-            read(place, version)
+            if place in kept:
+                assert read(place, version).equals(table), (place, hours)
+            else:
+                with pytest.raises((FileNotFoundError, OSError)):
+                    read(place, version)
     assert as_documents(read_table_documents(lake)) == model([each for batch in range(6) for each in rows(batch)])
     assert {line["n"] for line in read(list_places(lake)[2], None).to_pylist()} == {5}
     on_disk = [*list_places(lake)[2].glob("vbucket_range=*/*.parquet")]
@@ -131,7 +129,7 @@ def test_a_run_removes_replaced_files_of_the_changelog_after_that_time(lake):
     before = {*changelog.path.rglob("*.parquet")}
     changelog.remove_unused_files(only_replaced=True)
     assert {*changelog.path.rglob("*.parquet")} == before
-    let_pass(changelog.path, 24)
+    let_pass(changelog.path, REPLACED_HOURS)
     Lake(lake.path).changelog_table.remove_unused_files(only_replaced=True)
     left = {str(path) for path in changelog.path.rglob("*.parquet")}
     assert left == {path.removeprefix("file://") for path in DeltaTable(str(changelog.path)).file_uris()}
@@ -143,7 +141,7 @@ def test_existing_tables_get_the_time_of_the_file(lake, monkeypatch):
         "delta.logRetentionDuration": "interval 1 hours",
         "delta.deletedFileRetentionDuration": "interval 5 minutes",
     }
-    monkeypatch.setattr("penstock.spark.lake.tables.directory.make_table_properties", lambda hours: old)
+    monkeypatch.setattr("penstock.spark.lake.tables.directory.make_table_properties", lambda *_: old)
     fill(lake, range(2))
     monkeypatch.undo()
 
@@ -153,7 +151,9 @@ def test_existing_tables_get_the_time_of_the_file(lake, monkeypatch):
     assert all(found >= old.items() for found in read_properties())
     longer = Lake(lake.path, keep_hours=48)
     set_time_travel(longer)
-    assert all(found >= make_table_properties(48).items() for found in read_properties())
+    wanted = [(48, REPLACED_HOURS), (REPLACED_HOURS, REPLACED_HOURS), (48, 48)]
+    found = zip(read_properties(), wanted, strict=True)
+    assert all(properties >= make_table_properties(*hours).items() for properties, hours in found)
     versions = [DeltaTable(str(place)).version() for place in list_places(lake)]
     set_time_travel(longer)
     assert [DeltaTable(str(place)).version() for place in list_places(lake)] == versions
@@ -170,19 +170,20 @@ def test_existing_tables_get_the_time_of_the_file(lake, monkeypatch):
 
 def test_snapshots_of_iceberg_stay_for_that_time(tmp_path):
     lake = Lake(tmp_path / "lake", "iceberg")
+    targets = [describe_current(lake), TypedTable(lake, TYPED).describe()]
     for batch in range(3):
         append(lake, batch, rows(batch))
-        merge_tables([describe_current(lake)])
-    past = open_by_pyiceberg(lake, "current")
+        merge_tables(targets)
+    past = open_by_pyiceberg(lake, "orders")
     first = past.snapshots()[0].snapshot_id
     assert past.properties[SNAPSHOT_AGE] == str(24 * 3_600_000)
     vacuum(lake)
-    found = open_by_pyiceberg(lake, "current").scan(snapshot_id=first).to_arrow()
-    assert sorted(found["seqno"].to_pylist()) == [*range(1, 65)]
-    set_time_travel(Lake(tmp_path / "lake", "iceberg", keep_hours=1))
-    assert open_by_pyiceberg(lake, "current").properties[SNAPSHOT_AGE] == "3600000"
-    assert SNAPSHOT_AGE not in open_by_pyiceberg(lake, "changelog").properties
+    found = open_by_pyiceberg(lake, "orders").scan(snapshot_id=first).to_arrow()
+    assert sorted(found["_seqno"].to_pylist()) == [*range(1, 65)]
+    set_time_travel(Lake(tmp_path / "lake", "iceberg", keep_hours=48))
+    ages = [open_by_pyiceberg(lake, name).properties.get(SNAPSHOT_AGE) for name in ("changelog", "current", "orders")]
+    assert ages == [None, str(REPLACED_HOURS * 3_600_000), str(48 * 3_600_000)]
     append(lake, 3, rows(3))
-    assert merge_tables([describe_current(lake)])[0].changes == 64
+    assert [merged.changes for merged in merge_tables(targets)] == [64, 64]
     vacuum(lake, 0)
     assert len(open_by_pyiceberg(lake, "current").snapshots()) == 1

@@ -37,10 +37,10 @@ def parse_time_travel(text: str) -> int:
 
 
 def set_time_travel(lake: LakeDirectory) -> None:
-    """Give the existing tables of a lake the time that new ones get. The caller holds the lake's lock.
+    """Give the existing tables of a lake the times that new ones get. The caller holds the lake's lock.
 
     Args:
         lake: the lake, with its hours.
     """
     for table in (lake.changelog_table, *(target.table for target in list_document_tables(lake))):
-        table.set_time_travel(lake.keep_hours)
+        table.set_time_travel()

@@ -17,6 +17,8 @@ from penstock.spark.storage.object_path import LakePath, ObjectPath
 
 __all__ = [
     "DEFAULT_HOURS",
+    "REPLACED_HOURS",
+    "RETENTION",
     "find_delta_options",
     "have_all_files",
     "list_commit_errors",
@@ -26,7 +28,13 @@ __all__ = [
 ]
 
 DEFAULT_HOURS = 24
-"""Hours for which the past versions of a table can be read."""
+"""Hours for which the past versions of a typed table can be read."""
+REPLACED_HOURS = 1
+"""Hours that replaced files of `changelog` and `current` stay, for readers that began before.
+
+`current` is internal, and the rows of the changelog only move. A batch leaves sixteen files that a join replaces later.
+Opening the table reads the names of all that it remembers: 130 ms for 160,000.
+"""
 MARGIN_HOURS = 1
 """Hours that the log remembers a removed file after its time: a vacuum of a running pipeline removes no other files."""
 RETENTION = ("delta.logRetentionDuration", "delta.deletedFileRetentionDuration")
@@ -37,10 +45,16 @@ FEW_FILES = 8
 """Number of objects up to which each is looked up, instead of a listing of all."""
 
 
-def make_table_properties(hours: int) -> dict[str, str]:
-    """Return the properties of a table whose past versions can be read for so many hours."""
+def make_table_properties(log_hours: int, file_hours: int) -> dict[str, str]:
+    """Return the properties of a table.
+
+    Args:
+        log_hours: hours for which its commits can be read.
+        file_hours: hours for which its replaced files can be read.
+    """
+    times = (f"interval {hours + MARGIN_HOURS} hours" for hours in (log_hours, file_hours))
     # Opening a table reads its newest checkpoint and all later commits.
-    return dict.fromkeys(RETENTION, f"interval {hours + MARGIN_HOURS} hours") | {"delta.checkpointInterval": "50"}
+    return dict(zip(RETENTION, times, strict=True)) | {"delta.checkpointInterval": "50"}
 
 
 def read_keep_hours(configuration: Mapping[str, str | None]) -> int | None:

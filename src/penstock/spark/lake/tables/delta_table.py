@@ -38,10 +38,10 @@ from penstock.spark.lake.tables.delta_log import (
     parse_commit,
 )
 from penstock.spark.lake.tables.delta_store import (
+    RETENTION,
     find_delta_options,
     have_all_files,
     list_commit_errors,
-    make_table_properties,
     open_delta_log,
     read_keep_hours,
 )
@@ -385,14 +385,10 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         """Return the hours that replaced files stay, None for the `deletedFileRetentionDuration` of the table."""
         return read_keep_hours(opened.metadata().configuration)
 
-    def set_time_travel(self, hours: int) -> None:
-        """Set how long past versions can be read. If another commit comes first, the next call tries again.
-
-        Args:
-            hours: the time.
-        """
+    def set_time_travel(self) -> None:
+        """Set how long past versions can be read. If another commit comes first, the next call tries again."""
         opened = self.open()
-        wanted = make_table_properties(hours)
+        wanted = {name: self.configuration[name] for name in RETENTION}
         if opened is None or wanted.items() <= opened.metadata().configuration.items():
             return
         with suppress(*list_commit_errors(self.path)):

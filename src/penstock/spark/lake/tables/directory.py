@@ -19,7 +19,7 @@ import pyarrow as pa
 from penstock.argument_types import check_arguments
 from penstock.errors import LakeRefused, UsageError
 from penstock.names import escape_text
-from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS, make_table_properties
+from penstock.spark.lake.tables.delta_store import DEFAULT_HOURS, REPLACED_HOURS, make_table_properties
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, IcebergCatalog
 from penstock.spark.lake.tables.iceberg.iceberg_table import IcebergTable
@@ -59,7 +59,7 @@ class LakeDirectory:
         path: a directory, or a URL with file, s3, abfss or gs.
         table_format: the format of its tables; None for the format that the lake has, and Delta in a new lake.
         catalog: the catalog of Iceberg tables; None for the one that the lake has, and its own in a new lake.
-        keep_hours: hours for which past versions of new tables can be read.
+        keep_hours: hours for which past versions of typed tables, and the commits of the changelog, can be read.
 
     Attributes:
         path: the lake's place: an absolute directory, or a prefix in an object store.
@@ -109,8 +109,8 @@ class LakeDirectory:
             self._tables = (
                 PlainTable(changelog, CHANGELOG_SCHEMA)
                 if found == "parquet"
-                else self._make_table(found, changelog, CHANGELOG_SCHEMA, is_changelog=True),
-                self._make_table(found, self.path / "current", CURRENT_SCHEMA),
+                else self._make_table(found, changelog, CHANGELOG_SCHEMA, REPLACED_HOURS, is_changelog=True),
+                self._make_table(found, self.path / "current", CURRENT_SCHEMA, REPLACED_HOURS),
             )
         return self._tables
 
@@ -122,25 +122,29 @@ class LakeDirectory:
             schema: the columns, `vbucket_range` last. A table with other columns is not refused.
             properties: properties of a new table, by format.
         """
-        own = properties.get(self.changelog_table.format, {})
-        return self._make_table(self.changelog_table.format, path, schema, own, checks_columns=False)
+        table_format = self.changelog_table.format
+        own = properties.get(table_format, {})
+        return self._make_table(table_format, path, schema, self.keep_hours, own, checks_columns=False)
 
     def _make_table(
         self,
         table_format: str,
         path: LakePath,
         schema: pa.Schema,
+        file_hours: int,
         properties: Mapping[str, str] = MappingProxyType({}),
         *,
         checks_columns: bool = True,
         is_changelog: bool = False,
     ) -> AnyTable:
         if table_format != "iceberg":
-            own = {**properties, **make_table_properties(self.keep_hours)}
+            # Dependents that are late need the commits of the changelog.
+            log_hours = self.keep_hours if is_changelog else file_hours
+            own = {**properties, **make_table_properties(log_hours, file_hours)}
             return DeltaLakeTable(path, schema, own, checks_columns=checks_columns)
         self._iceberg = self._iceberg or IcebergCatalog(self.path, self.catalog)
         # Each batch of a changelog is a snapshot in the table's metadata, which every commit writes whole.
-        hours = None if is_changelog else self.keep_hours
+        hours = None if is_changelog else file_hours
         return IcebergTable(path, schema, self._iceberg, keep_hours=hours, checks_columns=checks_columns)
 
     def _detect_format(self) -> str:

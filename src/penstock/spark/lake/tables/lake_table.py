@@ -173,12 +173,8 @@ class LakeTable(ABC, Generic[V]):
             only_replaced: True to keep files that no commit names: a batch may be about to commit them.
         """
 
-    def set_time_travel(self, hours: int) -> None:
-        """Set how long past versions can be read; without an effect for a table without versions.
-
-        Args:
-            hours: the time.
-        """
+    def set_time_travel(self) -> None:
+        """Let past versions be readable for as long as in a new table. No effect for a table without versions."""
 
     def forget(self) -> None:
         """Remove the table from its catalog, if it has one, before its files are removed."""

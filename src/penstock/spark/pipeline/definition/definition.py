@@ -184,7 +184,7 @@ class TableSettings:
         current: whether the current table is written, and inferred tables.
         infer: whether collections of a source without a declared table get inferred tables.
         retention: an age or a size; a run drops older versions of the changelog. None to keep all.
-        time_travel: the time for which past versions of the tables can be read.
+        time_travel: the time for which past versions of typed tables can be read.
     """
 
     format: Literal["delta", "iceberg", "parquet"] = "delta"

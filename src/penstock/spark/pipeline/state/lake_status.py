@@ -40,7 +40,7 @@ __all__ = [
 class TableSize:
     """The size of a table.
 
-    A replaced file does not count, though it stays on disk for the time of `time_travel`.
+    A replaced file does not count, though it stays on disk for an hour, or for the time of `time_travel`.
 
     Attributes:
         rows: number of rows, None if unknown.

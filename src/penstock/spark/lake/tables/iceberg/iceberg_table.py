@@ -389,19 +389,15 @@ class IcebergTable(LakeTable[IcebergVersion]):
             f" ({name_operation(foreign)}), but only Penstock may change them: {remedy}"
         )
 
-    def set_time_travel(self, hours: int) -> None:
-        """Set how long past versions can be read. If another commit comes first, the next call tries again.
+    def set_time_travel(self) -> None:
+        """Set how long past versions can be read. A table that keeps none of them stays as it is.
 
-        A table that keeps none of them stays as it is.
-
-        Args:
-            hours: the time.
+        If another commit comes first, the next call tries again.
         """
         from pyiceberg.exceptions import CommitFailedException
 
         if self._keep_hours is None:
             return
-        self._keep_hours = hours
         opened, wanted = self.open(), _describe_past(self._keep_hours)
         if opened is None or wanted.items() <= opened.metadata.properties.items():
             return
