@@ -207,26 +207,12 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             return
         if is_replacement:
             schema = Schema.from_arrow(_add_notes(self.schema, notes))
-            table.create_write_transaction(
-                actions,
-                "overwrite",
-                schema,
-                self.partition_by,
-                commit_properties=properties,
-                post_commithook_properties=_choose_hooks(self, table),
-            )
+            self._write_commit(table, actions, "overwrite", schema, properties)
             return
         replaced = {file.path for file in removed}
         for _ in range(TRIES):
             try:
-                table.create_write_transaction(
-                    actions,
-                    "append",
-                    table.schema(),
-                    self.partition_by,
-                    commit_properties=properties,
-                    post_commithook_properties=_choose_hooks(self, table),
-                )
+                self._write_commit(table, actions, "append", table.schema(), properties)
                 return
             except DeltaError as error:
                 failure = error
@@ -237,6 +223,20 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 break
             table = newer
         raise failure
+
+    def _write_commit(
+        self, table: DeltaTable, actions: list[Any], mode: str, schema: Schema, properties: CommitProperties
+    ) -> None:
+        # To find old logs, deltalake lists the whole log, which takes 0.1 s with 10,000 commits.
+        removes_logs = None if _is_checkpoint(self, table.version() + 1) else False
+        table.create_write_transaction(
+            actions,
+            mode,
+            schema,
+            self.partition_by,
+            commit_properties=properties,
+            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=removes_logs),
+        )
 
     def _commit_changes(
         self,
@@ -449,14 +449,6 @@ def _make_partition_values(table: DeltaLakeTable, file: DataFile) -> dict[str, s
 def _add_notes(schema: pa.Schema, notes: Mapping[str, str] | None) -> pa.Schema:
     """Return a schema with notes as metadata of its last column."""
     return schema.set(len(schema) - 1, schema.field(-1).with_metadata(notes))
-
-
-def _choose_hooks(table: DeltaLakeTable, opened: DeltaTable) -> PostCommitHookProperties:
-    """Return the work of deltalake after a commit on a version: it removes old logs at checkpoints alone.
-
-    For that it lists the whole log, which takes 0.1 s with 10,000 commits.
-    """
-    return PostCommitHookProperties(cleanup_expired_logs=None if _is_checkpoint(table, opened.version() + 1) else False)
 
 
 def _is_checkpoint(table: DeltaLakeTable, version: int) -> bool:
