@@ -20,6 +20,7 @@ Error
       NotCouchbase              the first bytes of the peer are of another protocol: HTTP, SSH, TLS, text
   StatusError               a reply with a non-zero status: .status .opaque .vbucket, and .retriable of its class
     KeyNotFound, KeyExists, ...  one class for each status in STATUS_ERRORS; any other stays a StatusError
+      BucketAccessDenied           an AccessDenied of SELECT_BUCKET: no such bucket, or none for this user
       VbucketsNotServed            a NotMyVbucket that names all vbuckets that no node serves
   UntrustedNode             a TLS certificate that is not trusted: no login and no request was sent
   ConnectionClosed          the connection ended while an operation waited for a reply
@@ -308,6 +309,13 @@ class AccessDenied(StatusError):
     """The user's roles do not have the privilege for this request."""
 
     status = 0x24
+
+
+class BucketAccessDenied(AccessDenied):
+    """The bucket does not exist, or the user may not access it: servers give both the same answer.
+
+    Buckets and roles are loaded one after the other. So a client may try again if it has used the bucket before.
+    """
 
 
 class UnknownCommand(StatusError):

@@ -14,6 +14,7 @@ from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.node.transport.machine import Machine
 from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer
+from tests.client.restarting import STAGES
 from tests.client.scripted_release import RELEASES, ReleaseServer
 from tests.ports import free_ports
 
@@ -98,6 +99,14 @@ def test_refused_client_gets_the_reason_and_advice(guarded, make_url, login, che
 def test_missing_bucket_is_a_problem(healthy):
     (problem,) = examine(healthy.url("beer").replace("/beer", "/wine")).values()
     assert (problem.check, problem.state) == ("bucket", S.PROBLEM)
+
+
+def test_pending_cluster_map_is_named(healthy):
+    with OldServer(healthy, STAGES["map pending"]) as server:
+        (problem,) = examine(server.url()).values()
+    assert (problem.check, problem.state) == ("cluster map", S.PROBLEM)
+    assert "the server is starting" in problem.text
+    assert "wait some seconds" in problem.advice
 
 
 def test_missing_rights_are_problems_with_the_role_to_give(guarded):

@@ -9,11 +9,12 @@ _OF_VBUCKETS = (Opcode.GET_ALL_VB_SEQNOS, Opcode.GET_FAILOVER_LOG, Opcode.DCP_ST
 STAGES = {
     "no bucket": Release({Opcode.SELECT_BUCKET: Status.KEY_ENOENT}),
     "no bucket on this connection": Release({Opcode.GET_CLUSTER_CONFIG: Status.NO_BUCKET}),
+    "map pending": Release({Opcode.GET_CLUSTER_CONFIG: Status.KEY_ENOENT}),
     "no map": Release({Opcode.GET_CLUSTER_CONFIG: b""}, stats={"vbucket": {}}),
     "warm-up": Release(dict.fromkeys(_OF_VBUCKETS, Status.ETMPFAIL)),
     "no vbuckets": Release(dict.fromkeys(_OF_VBUCKETS, Status.NOT_MY_VBUCKET)),
 }
-"""Answers of a node in each stage of its start. Source: observed with Couchbase 3.1.6."""
+"""Answers of a node in each stage of its start. Source: observed with Couchbase 3.1.6 and 7.2.8."""
 
 SERVING = Release()
 

@@ -7,14 +7,19 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.connect.address import parse_address
+from penstock.client.connect.map_request import ClusterMapPending
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_bucket_missing, is_retriable, run_with_retry
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
+    BucketAccessDenied,
     BucketNotServed,
+    Busy,
     ConnectionClosed,
+    InternalError,
     InvalidArguments,
     NoBucket,
+    NotInitialized,
     NotMyVbucket,
     OperationTimeout,
     OrderViolation,
@@ -49,6 +54,11 @@ FAILURES = [
     (NotMyVbucket("not yet"), True, True),
     (BucketNotServed("no bucket 'beer'"), False, True),
     (NoBucket("no bucket yet"), False, True),
+    (ClusterMapPending("no cluster map yet"), True, True),
+    (BucketAccessDenied("no such bucket, or none for this user"), False, True),
+    (Busy("too much to do"), True, True),
+    (NotInitialized("not yet"), True, True),
+    (InternalError("EINTERNAL"), False, False),
     (AccessDenied("not for you"), False, False),
     (AuthenticationFailed("wrong password"), False, False),
     (InvalidArguments("EINVAL"), False, False),
@@ -65,7 +75,13 @@ def test_failure_is_retriable_or_not(error, at_first, later):
 
 
 @pytest.mark.parametrize(
-    ("error", "lasting"), [(NoBucket("none"), True), (BucketNotServed("none"), True), (OSError(), False)]
+    ("error", "lasting"),
+    [
+        (NoBucket("none"), True),
+        (BucketNotServed("none"), True),
+        (ClusterMapPending("not yet"), False),
+        (OSError(), False),
+    ],
 )
 def test_missing_bucket_is_a_failure_that_may_last(error, lasting):
     assert is_bucket_missing(error) is lasting

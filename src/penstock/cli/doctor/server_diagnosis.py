@@ -16,6 +16,7 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import ClientSession, generate_stream_name, open_session
 from penstock.client.connect.handshake import COMMANDS, Purpose
+from penstock.client.connect.map_request import ClusterMapPending
 from penstock.client.connect.server_info import ServerInfo, request_server_info
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
@@ -43,6 +44,7 @@ _ADVICE: Sequence[tuple[type[BaseException], str, str]] = (
     (AuthenticationFailed, "login", "check --username, and the password in --password-file or PENSTOCK_PASSWORD"),
     (AccessDenied, "login", "check the bucket's name, and give the user a role for it, or give --username"),
     (InternalError, "bucket", "see the node's log; `penstock check DIR` reports damage, and its --repair removes it"),
+    (ClusterMapPending, "cluster map", "wait some seconds; without a cluster manager, give ?vbucketCount=N"),
     (BucketNotServed, "bucket", "check the bucket's name at the end of the connection string"),
     (UntrustedNode, "tls", "give the certificate of the authority: couchbases://HOST/BUCKET?ca=ca.pem"),
     (UnsupportedServer, "server", "use a server that has change streams, or another protocol"),

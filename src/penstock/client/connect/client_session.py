@@ -191,7 +191,7 @@ async def request_node_map(endpoint: Endpoint, address: Address) -> bytes:
 
     async def ask(link: NodeLink) -> bytes:
         await begin_handshake(link, endpoint, address, COMMANDS)
-        accept = (*UNSUPPORTED_STATUSES, Status.NO_BUCKET)
+        accept = (*UNSUPPORTED_STATUSES, Status.NO_BUCKET, Status.KEY_ENOENT)
         reply = await link.request(GetClusterConfig(), address.options.connect_timeout, accept=accept)
         await link.close()
         return b"" if reply.specific else bytes(reply.value)

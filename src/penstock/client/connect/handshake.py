@@ -28,7 +28,14 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.filters.filter_control import FILTER_SETTING
 from penstock.client.login.credentials import Credentials
 from penstock.client.login.sasl_login import SaslLogin, choose_login, choose_token_login, parse_mechanisms
-from penstock.errors import AccessDenied, AuthenticationFailed, BucketNotServed, KeyNotFound, UsageError
+from penstock.errors import (
+    AccessDenied,
+    AuthenticationFailed,
+    BucketAccessDenied,
+    BucketNotServed,
+    KeyNotFound,
+    UsageError,
+)
 from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import OpenFlag
@@ -233,7 +240,7 @@ async def _select_bucket(link: NodeLink, address: Address, features: frozenset[i
             f"no bucket {address.bucket!r} on {address}; expected the name of a bucket of this cluster"
         ) from None
     except AccessDenied:
-        raise AccessDenied(
+        raise BucketAccessDenied(
             f"{address}: the bucket does not exist, or {_describe_user(address)} may not access it"
         ) from None
     return reply.specific == Status.SUCCESS

@@ -21,13 +21,23 @@ from penstock.errors import (
     UsageError,
 )
 from penstock.wire.codec.opcodes import Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetClusterConfig
 
-__all__ = ["NoClusterMap", "check_http_secrecy", "request_cluster_map", "request_http_map"]
+__all__ = ["ClusterMapPending", "NoClusterMap", "check_http_secrecy", "request_cluster_map", "request_http_map"]
 
 
 class NoClusterMap(BucketNotServed):
     """The data port has no cluster map, or not yet, and its node does not have all vbuckets."""
+
+
+class ClusterMapPending(NoClusterMap):
+    """The bucket exists, and its cluster map has not arrived yet. So a first connection waits for it too.
+
+    The states of the node's vbuckets do not replace the map: a failover may have happened while the node was down.
+    """
+
+    retriable = True
 
 
 async def request_cluster_map(
@@ -46,6 +56,7 @@ async def request_cluster_map(
 
     Raises:
         BucketNotServed: there is no map, or not yet, and the statistics do not show all vbuckets.
+        ClusterMapPending: the server has cluster management, and the map of the bucket has not arrived yet.
         UnsupportedServer: there is no map, and the bucket is a plain cache without vbuckets.
         UsageError: the server chose another bucket for this connection, or has more vbuckets than vbucketCount.
         RemoteProtocolError: the map is malformed.
@@ -55,7 +66,13 @@ async def request_cluster_map(
     if address.http_hosts:
         found = await request_http_map(address)
     elif not address.options.vbucket_count:
-        config = await link.request(GetClusterConfig(), address.options.operation_timeout, accept=UNSUPPORTED_STATUSES)
+        accept = (*UNSUPPORTED_STATUSES, Status.KEY_ENOENT)
+        config = await link.request(GetClusterConfig(), address.options.operation_timeout, accept=accept)
+        if config.specific == Status.KEY_ENOENT:
+            raise ClusterMapPending(
+                f"{link.peer} has the bucket {address.bucket!r}, and no cluster map of it yet: the server is starting; "
+                "if no cluster manager sends the map, give the option vbucketCount=N"
+            )
         if config.specific in UNKNOWN_COMMAND_STATUSES:
             link.unknown_opcodes.add(Opcode.GET_CLUSTER_CONFIG)
         found = (

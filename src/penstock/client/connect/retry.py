@@ -1,9 +1,19 @@
 """Retry with back-off: which failures are temporary, when the next attempt is due, and the attempts themselves.
 
 A restarting node returns in steps, and a client meets each of them. The port is closed; then it is open without the
-bucket; then the bucket has no vbuckets; then there is no cluster map. A missing bucket is temporary for a client that
-the bucket has served before. For a first connection it means that the bucket does not exist. So the decision needs both
-the error and `has_served`.
+bucket; then there is the bucket without a cluster map, or without vbuckets. A missing bucket is temporary for a client
+that the bucket has served before. For a first connection it means that the bucket does not exist. So the decision needs
+both the error and `has_served`.
+
+| answer | first connection | later |
+| --- | --- | --- |
+| connection refused, reset or closed, or silence | waits | waits |
+| ETMPFAIL, EBUSY, NOT_INITIALIZED, NOT_MY_VBUCKET of any request | waits | waits |
+| GET_CLUSTER_CONFIG: KEY_ENOENT | waits | waits |
+| GET_CLUSTER_CONFIG: an empty map | fails | waits |
+| SELECT_BUCKET: KEY_ENOENT or EACCESS | fails | waits |
+| NO_BUCKET of any request | fails | waits |
+| AUTH_ERROR, EACCESS of another request, EINTERNAL, EINVAL | fails | fails |
 """
 
 from __future__ import annotations
@@ -16,6 +26,7 @@ from typing import TypeVar
 
 from penstock.client.connect.address import Address
 from penstock.errors import (
+    BucketAccessDenied,
     BucketNotServed,
     ConnectionClosed,
     Error,
@@ -41,9 +52,10 @@ _CONNECTION_FAILURES = (OSError, ConnectionClosed, OperationTimeout, OrderViolat
 _MOST_VIOLATIONS = 3
 """Order violations in a row after which a retry is useless: the producer is faulty."""
 
-_BUCKET_MISSING = (BucketNotServed, NoBucket)
-"""The node has no such bucket: not yet, or no longer. memcached answers KEY_ENOENT or NO_BUCKET, and an empty cluster
-map until its cluster manager has sent one. Source: kv_engine, select_bucket_executor.cc, cluster_config_executor.cc."""
+_BUCKET_MISSING = (BucketNotServed, BucketAccessDenied, NoBucket)
+"""The node has no such bucket: not yet, or no longer. memcached answers KEY_ENOENT, EACCESS or NO_BUCKET. 3.x answers
+with an empty cluster map until its cluster manager has sent one.
+Source: kv_engine, select_bucket_executor.cc, cluster_config_executor.cc."""
 
 
 def is_retriable(error: BaseException, *, has_served: bool) -> bool:
@@ -54,13 +66,13 @@ def is_retriable(error: BaseException, *, has_served: bool) -> bool:
         has_served: whether the bucket has served this client before.
     """
     if isinstance(error, _BUCKET_MISSING):
-        return has_served
+        return has_served or error.retriable
     return isinstance(error, _CONNECTION_FAILURES) or (isinstance(error, Error) and error.retriable)
 
 
 def is_bucket_missing(error: BaseException) -> bool:
     """Return whether a retriable failure may also be permanent, because the bucket may have been deleted."""
-    return isinstance(error, _BUCKET_MISSING)
+    return isinstance(error, _BUCKET_MISSING) and not error.retriable
 
 
 class Retry:
