@@ -10,6 +10,7 @@ from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.received_maps import ReceivedMap
 from penstock.client.documents.document import compute_vbucket
+from penstock.client.streams import stream_recovery
 from penstock.wire.codec.constants import Feature
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import decode_frame
@@ -19,7 +20,7 @@ from penstock.wire.messages.cluster import ClustermapChanged, OldClustermapChang
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.messages.kv import pack_features
 from tests.client.peer import Script, in_loop, reply
-from tests.client.producer import accept, end, marker, mutations
+from tests.client.producer import accept, end, marker, mutation, mutations
 from tests.client.test_nodes import config
 from tests.waiting import pass_turns
 
@@ -146,7 +147,7 @@ async def test_unreadable_push_is_logged_once(caplog):
 async def test_stream_goes_to_the_node_of_a_pushed_map_without_a_request():
     def produce(peer, frame):
         if frame.opcode == Opcode.HELLO:
-            return reply(frame, value=pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]))
+            return reply(frame, value=pack_features(NOTIFYING))
         if frame.opcode != Opcode.DCP_STREAM_REQ:
             return None
         request = decode_frame(frame)
@@ -165,7 +166,46 @@ async def test_stream_goes_to_the_node_of_a_pushed_map_without_a_request():
             assert count_requests(Opcode.GET_CLUSTER_CONFIG, one) == before + 1  # by the stream's first connection
             assert count_requests(Opcode.DCP_STREAM_REQ, two) == 1
             hello = next(frame for frame in one.peers[-1].requests if frame.opcode == Opcode.HELLO)
-            assert pack_features([Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]) in hello.value
+            assert pack_features(NOTIFYING) in hello.value
+
+
+NOTIFYING = [Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
+
+
+@pytest.mark.parametrize("way", ["the whole map", "its version alone", "no push"])
+@in_loop
+async def test_stream_leaves_a_node_that_keeps_silent_about_a_move(way, monkeypatch):
+    """Couchbase 7.2.8 ends no stream after a takeover: seen with two servers, 0 of 48 rows."""
+    monkeypatch.setattr(stream_recovery, "_POLL_SECONDS", 0.05)
+
+    def produce(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features([] if way == "no push" else NOTIFYING))
+        if frame.opcode == Opcode.DCP_CLOSE_STREAM:
+            late = marker(peer.asked, 3, 3) + mutation(peer.asked, 3, b"of the old owner")
+            return late + reply(frame)
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        request = peer.asked = decode_frame(frame)
+        assert isinstance(request, StreamReq)
+        start = request.start_seqno
+        data = accept(request) + marker(request, start, start + 2) + mutations(request, start + 1, start + 2)
+        if start:
+            return data
+        serve_map(one, two, owners=[1], rev=8)
+        pushed = {"the whole map": json.dumps(one.config).encode(), "its version alone": b""}.get(way)
+        return data if pushed is None else data + push(pushed)
+
+    async with Script(produce, vbuckets=1) as one, Script(produce, vbuckets=1) as two:
+        serve_map(one, two, owners=[0])
+        async with connect(one.url()) as bucket, await bucket.stream() as stream:
+            changes = stream.changes()
+            found = [await anext(changes) for _ in range(4)]
+            assert [change.seqno for change in found] == [1, 2, 3, 4]
+            assert {change.value for change in found} == {b"value"}
+            assert stream.missing == ()
+        assert count_requests(Opcode.DCP_CLOSE_STREAM, one) == 1
+        assert count_requests(Opcode.DCP_STREAM_REQ, one) == count_requests(Opcode.DCP_STREAM_REQ, two) == 1
 
 
 # Refusals

@@ -2,6 +2,7 @@
 
 import asyncio
 import itertools
+import json
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -15,10 +16,15 @@ from penstock.errors import UnsupportedServer, UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.layout import decode_frame
+from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import DeletionV2
-from penstock.wire.messages.kv import Flush, Get
+from penstock.wire.messages.dcp import DeletionV2, StreamReq
+from penstock.wire.messages.kv import Flush, Get, pack_features
 from penstock.wire.values.snappy import deflate
+from tests.client.peer import Script, in_loop, reply
+from tests.client.producer import accept, marker, mutations
+from tests.client.test_received_maps import NOTIFYING, count_requests, push, serve_map
 from tests.node.manifests import ALE, ALES, DEFAULT, make_beers, make_key, set_scopes
 from tests.node.test_follow import VBUCKETS, get_documents
 from tests.node.test_follow_collections import get_history, read_streams, wait_until_copied
@@ -373,3 +379,33 @@ def test_targets_that_cannot_be_replicas_are_refused(active, fresh):
         replicate_once(active, other)
     with pytest.raises(UsageError, match="vbucket 9"):
         replicate_once(active, fresh, vbuckets=[9])
+
+
+@in_loop
+async def test_replication_leaves_a_node_that_keeps_silent_about_a_move():
+    """Couchbase 7.2.8 ends no stream after a takeover."""
+
+    def produce(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features(NOTIFYING))
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        request = decode_frame(frame)
+        assert isinstance(request, StreamReq)
+        start = request.start_seqno
+        if not start:
+            serve_map(one, two, owners=[1], rev=8)
+            for other in one.peers[:1]:  # the replicator's own connection
+                other.transport.write(push(json.dumps(one.config).encode()))
+        return accept(request) + marker(request, start, start + 2) + mutations(request, start + 1, start + 2)
+
+    async with Script(produce, vbuckets=1) as one, Script(produce, vbuckets=1) as two:
+        serve_map(one, two, owners=[0])
+        with Node.running(["beer"], vbuckets=1) as target:
+            vbucket = target.buckets["beer"].store.vbuckets[0]
+            async with Replicator(parse_address(one.url()), make_address(target)) as replicator:
+                running = asyncio.create_task(replicator.run())
+                await wait_until(lambda: vbucket.changes.high_seqno == 4)
+                running.cancel()
+                await asyncio.gather(running, return_exceptions=True)
+    assert count_requests(Opcode.DCP_STREAM_REQ, one) == count_requests(Opcode.DCP_STREAM_REQ, two) == 1

@@ -97,6 +97,11 @@ class ReceivedMap:
     def __init__(self) -> None:
         self._newest: ClusterMap | None = None
 
+    @property
+    def is_waiting(self) -> bool:
+        """Whether there is a map that its user has not taken."""
+        return self._newest is not None
+
     def put(self, found: ClusterMap) -> None:
         """Keep a map, unless the kept one is newer. Of one version, a whole map replaces the version alone."""
         kept = self._newest

@@ -298,6 +298,14 @@ class ConsumerFeed(ABC):
     def request_again(self, vbuckets: Collection[int]) -> None:  # noqa: B027 - nothing to do where streams have no states
         """Make the streams of these vbuckets due, unless they are open."""
 
+    def release_streams(self, vbuckets: Iterable[int]) -> bytes:
+        """Forget the streams of unfinished vbuckets, which other nodes have now, until `request_again`.
+
+        Returns:
+            The messages that close the streams at their present node.
+        """
+        return b""
+
     def tolerate_opaques(self, earlier: int, connection_id: int = 0) -> None:
         """Drop messages with old opaques without an error: they belong to an earlier user of the connection.
 

@@ -14,7 +14,7 @@ where the last one ended: no change is lost, and none arrives twice. A rollback 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 
 from penstock.client.feeds.collection_selection import PLAIN_CONTENT, CollectionFilter, KnownCollections, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed, DumpProgress, FeedState
@@ -140,6 +140,14 @@ class Feed(ConsumerFeed):
     def request_again(self, vbuckets: Collection[int]) -> None:
         """Make the streams of these vbuckets due, unless they are open."""
         self._requests.request_again(vbuckets)
+
+    def release_streams(self, vbuckets: Iterable[int]) -> bytes:
+        """Forget the streams of unfinished vbuckets, which other nodes have now, until `request_again`.
+
+        Returns:
+            The messages that close the streams at their present node.
+        """
+        return b"".join(map(self._requests.release, vbuckets))
 
     def set_end(self, vbucket: int, end_seqno: int) -> None:
         """Set the last seqno to read of a vbucket of `pending_ends`."""

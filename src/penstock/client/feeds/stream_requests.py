@@ -235,6 +235,29 @@ class StreamRequests:
             self._state.output.outgoing.append(closing)
         self.has_abandoned_stream = self.has_abandoned_stream or not closing
 
+    def release(self, vbucket: int) -> bytes:
+        """Forget the stream of a vbucket, which another node has now. It is requested there with `request_again`.
+
+        Args:
+            vbucket: an unfinished vbucket.
+
+        Returns:
+            The message that closes the stream at its present node; empty if it is not open.
+        """
+        stream = self._streams.by_vbucket[vbucket]
+        is_open = self.by_opaque.get(stream.opaque) is stream
+        self.forget(stream.opaque)
+        self._logs = {opaque: each for opaque, each in self._logs.items() if each.stream is not stream}
+        self._logs_due.pop(vbucket, None)
+        self._due.discard(vbucket)
+        stream.state = StreamState.ENDED
+        stream.opaque, stream.has_ended = 0, False
+        if self._streams.ends_now:
+            self._state.pending_ends.add(vbucket)
+        closing = self.rules.encode_close_request(vbucket) if is_open else b""
+        self.has_abandoned_stream = self.has_abandoned_stream or (is_open and not closing)
+        return closing
+
     def reopen(self, stream: VbucketStream) -> None:
         """Close a stream, and make it due from its position."""
         self.close(stream)

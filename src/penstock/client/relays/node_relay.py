@@ -17,7 +17,7 @@ from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import AddStream
+from penstock.wire.messages.dcp import AddStream, CloseStream
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
@@ -94,6 +94,9 @@ class NodeRelay(Protocol):
     async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
         """Request the streams of vbuckets. Returns the error of each vbucket, None for a stream that runs."""
 
+    async def stop(self, vbuckets: Collection[int]) -> None:
+        """End the streams of vbuckets at the target. A relay that cannot end single streams ends all."""
+
     async def wait_closed(self) -> Exception | None:
         """Wait until the relay has ended. Returns the reason, or None for a complete copy."""
 
@@ -148,6 +151,11 @@ class DcpNodeRelay:
             for request, reply in zip(requests, replies, strict=True)
         }
 
+    async def stop(self, vbuckets: Collection[int]) -> None:
+        """End the streams of vbuckets at the target. Raises ConnectionClosed and OperationTimeout."""
+        requests = [CloseStream(vbucket=vbucket) for vbucket in sorted(vbuckets)]
+        await self.relay.target.request_many(requests, self._timeout, ANY_STATUS)
+
     async def wait_closed(self) -> Exception:
         """Wait until the relay has ended, and return the reason."""
         return await self.relay.wait_closed()
@@ -190,6 +198,10 @@ class TapNodeRelay:
         value = TapOptions(flags, vbuckets=tuple(sorted(vbuckets))).pack()
         self.relay.source.send(TapConnect(flags=flags, key=self.name.encode(), value=value).encode())
         return dict.fromkeys(vbuckets)
+
+    async def stop(self, vbuckets: Collection[int]) -> None:
+        """End the relay: TAP cannot end the stream of one vbucket."""
+        await self.relay.close()
 
     async def wait_closed(self) -> Exception | None:
         """Wait until the relay has ended. A dump is complete when the source closes and the target has handled all."""

@@ -172,6 +172,7 @@ class Replicator:
         """
         while True:
             self._changed.clear()
+            await self._stop_moved()
             await self._start_due()
             progress = await self._measure()
             report(progress)
@@ -196,6 +197,24 @@ class Replicator:
             raise UsageError(f"{self._control.address} has these vbuckets active, expected another node")
 
     # Streams
+
+    async def _stop_moved(self) -> None:
+        """Stop the streams of vbuckets that the newest map of the source gives to another node.
+
+        Their node may send nothing more and not end them: Couchbase 3.x and 7.x end no stream after a takeover.
+        """
+        if self._nodes.has_received_map:
+            with contextlib.suppress(OSError, Error):  # the relays report a source that is down
+                await self._nodes.connect_first()
+        owners, endpoints = self._nodes.map.owners, self._nodes.map.endpoints
+        for endpoint, relay in tuple(self._relays.items()):
+            running = self._owned[endpoint] & self._streams.find(ReplicaPhase.RUNNING)
+            if moved := {vb for vb in running if owners[vb] >= 0 and endpoints[owners[vb]] != endpoint}:
+                with contextlib.suppress(OSError, Error):
+                    await relay.stop(moved)
+                self._fail(
+                    endpoint, moved, ConnectionClosed("the map of the source gives these vbuckets to another node")
+                )
 
     async def _start_due(self) -> None:
         """Request the streams that are due, from the owners of their vbuckets."""

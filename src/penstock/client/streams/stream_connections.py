@@ -25,7 +25,7 @@ from penstock.client.streams.session_pool import SessionPool
 from penstock.client.streams.stream_connection import StreamConnection
 from penstock.client.streams.stream_journal import StreamJournal
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError
-from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.messages.collections import GetManifest
 from penstock.wire.messages.dcp import StreamReq
@@ -77,6 +77,11 @@ class StreamConnections:
         return [each for each in self.by_id.values() if not each.link.closed.done()]
 
     @property
+    def has_pushes(self) -> bool:
+        """Whether all nodes push a newer cluster map."""
+        return all(Feature.CLUSTERMAP_CHANGE_NOTIFICATION in each.session.features for each in self.open_connections)
+
+    @property
     def dropped(self) -> dict[DropReason, int]:
         """The number of frames and changes that were received and not delivered, by reason."""
         links = [each.link.dropped.frames for each in self.by_id.values()]
@@ -85,6 +90,10 @@ class StreamConnections:
     def log_drops(self, *, at_once: bool = False) -> None:
         """Log frames and changes that were not delivered: at most once a minute, or now if `at_once` is set."""
         self._drops.log_changes(lambda: self.dropped, at_once=at_once)
+
+    def list_vbuckets(self, connection: StreamConnection) -> set[int]:
+        """Return the vbuckets whose streams a connection has."""
+        return {vb for vb, number in self._feed.connection_ids.items() if number == connection.connection_id}
 
     def find_slot(self, vbucket: int) -> int:
         """Return the slot of a vbucket."""

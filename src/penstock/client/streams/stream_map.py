@@ -5,8 +5,9 @@ from __future__ import annotations
 import logging
 
 from penstock.client.connect.address import Address, RecreatedBucket
-from penstock.client.connect.cluster_map import ClusterMap
+from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.connect.received_maps import ReceivedMap
+from penstock.client.discovery.endpoint import Endpoint
 from penstock.errors import BucketRecreated, RemoteProtocolError, UsageError
 from penstock.wire.codec.constants import Dialect
 
@@ -23,6 +24,8 @@ class StreamMap:
         endpoints: the nodes to try for a new map: those of the address, and those of the map.
         has_arrived: a node has sent the map without a request, and no attempt has used it.
         is_clustered: whether the newest map or an earlier one of the same bucket has several nodes.
+        is_outdated: a node has sent the version of a newer map without the map, and none was requested since.
+        announced: the newest version that a node has sent without the map.
     """
 
     def __init__(self, address: Address, vbuckets: int, dialect: Dialect) -> None:
@@ -37,6 +40,8 @@ class StreamMap:
         self.endpoints = address.hosts
         self.has_arrived = False
         self.is_clustered = False
+        self.is_outdated = False
+        self.announced = (0, 0)
         self._address = address
         self._vbuckets = vbuckets
         self._dialect = dialect
@@ -49,6 +54,7 @@ class StreamMap:
             RemoteProtocolError: the bucket has a different number of vbuckets than before.
             UsageError: TAP, of a bucket on several nodes.
         """
+        self.is_outdated = False
         if self.newest.is_of_other_bucket(found):
             self._report_recreated(self.newest.uuid, found.uuid)
             self.is_clustered = False
@@ -71,7 +77,14 @@ class StreamMap:
         if found is not None and found.vbuckets:
             self.adopt(found)
             self.has_arrived = True
+        elif found is not None:
+            self.is_outdated, self.announced = True, found.version
         return found is not None
+
+    def find_owner(self, vbucket: int) -> Endpoint | None:
+        """Return the node of a vbucket in the newest map; None if it has none."""
+        owner = self.newest.owners[vbucket] if self.newest.owners else NO_NODE
+        return None if owner == NO_NODE else self.newest.endpoints[owner]
 
     def _report_recreated(self, old_uuid: str, new_uuid: str) -> None:
         text = f"{self._address} was deleted and created again: its uuid is {new_uuid[:64]} now, it was {old_uuid[:64]}"

@@ -37,6 +37,10 @@ EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
 """Returns the current end seqnos of some vbuckets; without the vbuckets to skip."""
 
 
+_POLL_SECONDS = 10.0
+"""Between requests of the cluster map to nodes that push none: Couchbase before 5.5, or one that did not grant it."""
+
+
 class StreamRecovery:
     """Connects a change stream to the nodes of its vbuckets, at first and after each failure.
 
@@ -62,6 +66,9 @@ class StreamRecovery:
         self._attempts = 0
         self._unconfirmed: set[int] = set()
         """Vbuckets that failed and were connected again, but have not received anything on the new connection."""
+        self._places: dict[int, Endpoint] = {}
+        """Vbucket -> the node, as the map named it, to which its last stream request went."""
+        self._poll_at = self._loop.time() + _POLL_SECONDS
         feed.connection_ids.update(dict.fromkeys(self.held, NO_CONNECTION))
         is_patient = feed.is_endless and address.options.missing_vbuckets is MissingVbuckets.SKIP
         record_error = connections.journal.record_error
@@ -78,7 +85,15 @@ class StreamRecovery:
         """Return the loop's time of the next attempt; None: an attempt is running, or no attempt is needed."""
         if self._attempt is not None:
             return None
-        return self._outages.find_next_due(self.held.intersection(self._feed.find_unfinished()))
+        due = self._outages.find_next_due(self.held.intersection(self._feed.find_unfinished()))
+        if self._needs_polls:
+            return self._poll_at if due is None else min(due, self._poll_at)
+        return due
+
+    @property
+    def _needs_polls(self) -> bool:
+        """Whether the cluster map is requested at intervals, because no node would push a newer one."""
+        return self.map.is_clustered and not self._connections.has_pushes
 
     # failures
 
@@ -91,6 +106,7 @@ class StreamRecovery:
         self._connections.has_ended = False
         if self.map.adopt_received(self._connections.received_map):
             self._outages.make_due(self.held)  # vbuckets that wait may have another node now
+            self._hold_moved()
         if self._attempt is not None and self._attempt.done():
             attempt, self._attempt = self._attempt, None
             attempt.result()
@@ -103,6 +119,20 @@ class StreamRecovery:
             link = each.link
             if link.closed.done() and not (link.closed_cleanly and self._feed.dump.record_connection_end()):
                 await self._handle_lost_connection(each, link.make_end_error())
+
+    def _hold_moved(self) -> set[int]:
+        """Hold the vbuckets whose stream is at another node than the newest map names; return them.
+
+        Their node may send nothing more and not end them: Couchbase 3.x and 7.x end no stream after a takeover.
+        """
+        streamed = {vb: self._places[vb] for vb in self._feed.find_unfinished() if vb in self._places}
+        moved = {vb for vb, place in streamed.items() if self.map.find_owner(vb) not in (None, place)} - self.held
+        for connection in self._connections.by_id.values():
+            gone = self._connections.list_vbuckets(connection) & moved
+            connection.link.send(self._feed.release_streams(sorted(gone)))
+        self._feed.connection_ids.update(dict.fromkeys(moved, NO_CONNECTION))
+        self.held |= moved
+        return moved
 
     async def _handle_stream_failures(self, connection_id: int, failures: list[StreamFailure]) -> None:
         error, connection = failures[-1].error, self._connections.by_id.get(connection_id)
@@ -179,9 +209,12 @@ class StreamRecovery:
         """Start the requests that are due before stream requests, in a task, while the other vbuckets go on."""
         if self._attempt is not None or self.is_closed:
             return
+        if self._needs_polls and self._loop.time() >= self._poll_at:
+            self._poll_at = self._loop.time() + _POLL_SECONDS
+            self.map.is_outdated = True
         waiting = self.held.intersection(self._feed.find_unfinished())
         due = self._outages.find_due(waiting)
-        if due or self._feed.pending_ends - waiting or self._feed.outdated_collections:
+        if due or self.map.is_outdated or self._feed.pending_ends - waiting or self._feed.outdated_collections:
             self._attempt = self._loop.create_task(self._connect(due))
             self._attempt.add_done_callback(self._connections.record_end)
 
@@ -198,11 +231,14 @@ class StreamRecovery:
 
     async def _connect(self, due: Collection[int]) -> None:
         """Connect to the nodes of some vbuckets; request missing end seqnos, and collections that have changed."""
+        if self.map.is_outdated and not due:
+            due = await self._find_moved()
         if due:
             with self._connections.journal.trace_attempt(len(due), is_again=bool(self._outages)) as span:
                 try:
                     if not self.map.has_arrived:
                         self.map.adopt(await self._request_map(self._connections.find_slot(min(due))))
+                        due = {*due, *self._hold_moved()}
                     self.map.has_arrived = False  # if the map does not help, the next attempt requests it
                 except (OSError, Error) as error:
                     span.add_event("failed", describe_failure(error, len(due)))
@@ -215,14 +251,30 @@ class StreamRecovery:
         if self._feed.pending_ends:
             await self._set_end_seqnos()
 
+    async def _find_moved(self) -> Collection[int]:
+        """Request the map, because there is or may be a newer one; return the vbuckets that have moved."""
+        self.map.is_outdated = False
+        try:
+            self.map.adopt(await self._request_map(0))
+        except (OSError, Error) as error:
+            if not is_retriable(error, has_served=True):
+                raise
+            return ()
+        self.map.has_arrived = True
+        return self._hold_moved()
+
     async def _request_map(self, slot: int) -> ClusterMap:
-        """Request the cluster map, on an open connection or on a new one with this slot."""
+        """Request the cluster map, on open connections or on a new one with this slot."""
         connections = self._connections.open_connections
         self._attempts += 1
-        if connections:
-            asked = connections[self._attempts % len(connections)]  # in turn, because one node may have an old map
-            return await request_cluster_map(asked.link, asked.endpoint, self._address)
-        return (await self._connections.connect(self.map.endpoints, slot, must_have_data=True)).session.map
+        if not connections:
+            return (await self._connections.connect(self.map.endpoints, slot, must_have_data=True)).session.map
+        first = self._attempts % len(connections)  # in turn, because one node may have an old map
+        for asked in (*connections[first:], *connections[:first]):
+            found = await request_cluster_map(asked.link, asked.endpoint, self._address)
+            if found.version >= self.map.announced:
+                break
+        return found
 
     async def _connect_owners(self, due: Collection[int], span: WorkSpan) -> None:
         """Connect to the nodes of these vbuckets, to all nodes concurrently."""
@@ -259,7 +311,9 @@ class StreamRecovery:
         self._feed.connection_ids.update(dict.fromkeys(vbuckets, connection.connection_id))
         self.held -= vbuckets
         self._unconfirmed |= vbuckets if self._outages else set()
+        self._places.update(dict.fromkeys(vbuckets, endpoint))
         self._feed.request_again(vbuckets)
+        self._hold_moved()  # a newer map may have arrived since the attempt began
 
     async def _set_end_seqnos(self) -> None:
         """Request the seqnos that "now" stands for: the ends of streams on a new connection or of a new history."""

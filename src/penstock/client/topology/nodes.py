@@ -84,6 +84,11 @@ class Nodes:
         """Request the map again before the next request: a node is down, or does not have a vbucket of the map."""
         self._is_map_outdated = True
 
+    @property
+    def has_received_map(self) -> bool:
+        """Whether a node has sent a map that the next request takes into account."""
+        return self._received.is_waiting
+
     def has_served(self) -> bool:
         """Return whether there was a connection to the bucket: if it is missing now, it may return."""
         return bool(self.map.vbuckets)
