@@ -24,6 +24,8 @@ Answer = Status | bytes | Callable[["OldServer", Frame], bytes | None]
 
 CHALLENGE = b"<1896.697170952@postoffice>"
 _SELECT_OPAQUE = 0xDEADBEEF
+_STORED_EXTRAS = (8, 24, 28)
+"""Bytes of extras of requests that store documents."""
 
 
 def reply(frame, status=Status.SUCCESS, **parts):
@@ -44,11 +46,13 @@ class Release:
         answers: opcode -> answer.
         stats: statistics group -> the statistics that replace the node's; a Status refuses the group.
         unknown: opcodes that are answered with UNKNOWN_COMMAND.
+        has_datatypes: without them, a document with a datatype is EINVAL.
     """
 
     answers: Mapping[int, Answer] = field(default_factory=dict)
     stats: Mapping[str, Mapping[str, str] | Status] = field(default_factory=dict)
     unknown: frozenset[int] = frozenset()
+    has_datatypes: bool = True
 
     def override(self, answers=None, stats=None):
         """Return a copy of the release with other answers."""
@@ -68,6 +72,30 @@ def answer_cram_md5(server, frame):
     return reply(frame, Status.AUTH_ERROR, value=b"Auth failure")
 
 
+def answer_set_vbucket(server, frame):
+    return (
+        reply(frame, Status.EINVAL, value=b"Incorrect packet format")
+        if len(frame.extras) + len(frame.value) != 4
+        else None
+    )
+
+
+def answer_set_map(server, frame):
+    """Store the whole body as the map."""
+    server.stored_map = bytes(frame.extras) + bytes(frame.key) + bytes(frame.value)
+    return reply(frame)
+
+
+def answer_get_map(server, frame):
+    return None if server.stored_map is None else reply(frame, value=server.stored_map)
+
+
+_STATES_AND_MAPS: Mapping[int, Answer] = {
+    Opcode.SET_VBUCKET: answer_set_vbucket,
+    Opcode.SET_CLUSTER_CONFIG: answer_set_map,
+    Opcode.GET_CLUSTER_CONFIG: answer_get_map,
+}
+
 _SASL: Mapping[int, Answer] = {
     Opcode.SASL_LIST_MECHS: b"CRAM-MD5 PLAIN",
     Opcode.SASL_AUTH: answer_cram_md5,
@@ -77,17 +105,19 @@ _SASL: Mapping[int, Answer] = {
 COUCHBASE_3_1 = Release(
     answers={
         **_SASL,
+        **_STATES_AND_MAPS,
         Opcode.HELLO: b"",
         Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED,
         Opcode.VERSION: b"3.1.6",
     },
     stats={"": {"version": "3.1.6", "ep_version": "3.1.6", "ep_max_vbuckets": "4"}},
     unknown=frozenset({Opcode.GET_FAILOVER_LOG, Opcode.GET_ERROR_MAP, Opcode.OBSERVE_SEQNO}),
+    has_datatypes=False,
 )
 """Couchbase 3.1.6 with its bucket engine."""
 
 COUCHBASE_2_5 = Release(
-    answers={**_SASL, Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED, Opcode.VERSION: b"2.5.1"},
+    answers={**_SASL, **_STATES_AND_MAPS, Opcode.SELECT_BUCKET: Status.NOT_SUPPORTED, Opcode.VERSION: b"2.5.1"},
     stats={
         "": {"version": "2.5.1", "ep_version": "2.5.1", "ep_max_vbuckets": "4"},
         **dict.fromkeys(("dcp", "failovers", "vbucket-seqno"), Status.KEY_ENOENT),
@@ -99,6 +129,7 @@ COUCHBASE_2_5 = Release(
             Opcode.OBSERVE_SEQNO,
         }
     ),
+    has_datatypes=False,
 )
 """Couchbase 2.5.1 with its bucket engine."""
 
@@ -121,12 +152,14 @@ class OldServer:
 
     Attributes:
         requests: every frame that clients have sent.
+        stored_map: the map of the last SET_CLUSTER_CONFIG; None: the node's.
     """
 
     def __init__(self, node, release, bucket="beer", users=None):
         self.release = release
         self.users = users or {}
         self.requests: list[Frame] = []
+        self.stored_map: bytes | None = None
         self.port = 0
         self._node = node
         self._bucket = bucket
@@ -170,6 +203,9 @@ class OldServer:
         if frame.magic != Magic.REQUEST:
             return None
         release = self.release
+        # The UPR draft has the kind of message at the place of the datatype, and other extras.
+        if frame.datatype and len(frame.extras) in _STORED_EXTRAS and not release.has_datatypes:
+            return reply(frame, Status.EINVAL)
         if frame.opcode in release.unknown:
             return reply(frame, Status.UNKNOWN_COMMAND)
         group = frame.key.decode().partition(" ")[0]  # without the number of a vbucket

@@ -25,6 +25,16 @@ ROWS: list[tuple[str, Message, str]] = [
         "80fe0000 00000000 00000002 00000002 0000000000000000 0002",
     ),
     (
+        "the map of beer, as the releases 6.5.0 to 7.0.1 want it",
+        cluster.OldSetClusterConfig(opaque=2, revision=0x1234, key=b"beer", value=b"{}"),
+        "80b40004 04000000 0000000a 00000002 0000000000000000 00001234 62656572 7b7d",
+    ),
+    (
+        "the map of the bucket, as the releases before 6.5 want it",
+        cluster.OldestSetClusterConfig(opaque=2, value=b"{}"),
+        "80b40000 00000000 00000002 00000002 0000000000000000 7b7d",
+    ),
+    (
         "the map of beer is another",
         cluster.ClustermapChanged(opaque=1, epoch=1, revision=0x1234, key=b"beer", value=b"{}"),
         "82010004 10000000 00000016 00000001 0000000000000000 0000000000000001 0000000000001234 62656572 7b7d",

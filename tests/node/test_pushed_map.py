@@ -12,7 +12,7 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.cluster import SetClusterConfig
+from penstock.wire.messages.cluster import OldestSetClusterConfig, OldSetClusterConfig, SetClusterConfig
 from penstock.wire.messages.kv import (
     Append,
     Delete,
@@ -142,6 +142,8 @@ REFUSED = [
     ("revision 0", SetClusterConfig(key=b"beer", epoch=2, revision=0, value=b"{}"), Status.EINVAL),
     ("revision -1", SetClusterConfig(key=b"beer", epoch=2, revision=2**64 - 1, value=b"{}"), Status.EINVAL),
     ("epoch -1", SetClusterConfig(key=b"beer", epoch=2**64 - 1, revision=9, value=b"{}"), Status.KEY_EEXISTS),
+    ("no epoch", OldSetClusterConfig(key=b"beer", revision=1, value=b"{}"), Status.EINVAL),
+    ("no version", OldestSetClusterConfig(value=b"{}"), Status.EINVAL),
     ("no JSON", SetClusterConfig(key=b"beer", epoch=2, revision=1, value=b"{"), Status.EINVAL),
     ("no object", SetClusterConfig(key=b"beer", epoch=2, revision=1, value=b"[1]"), Status.EINVAL),
     ("not a number", SetClusterConfig(key=b"beer", epoch=2, revision=1, value=b'{"a":NaN}'), Status.EINVAL),

@@ -36,12 +36,11 @@ from penstock.errors import (
     KeyNotFound,
     UsageError,
 )
-from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Control, Open
-from penstock.wire.messages.kv import Hello, SelectBucket, pack_features, unpack_features
+from penstock.wire.messages.kv import SelectBucket
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
 __all__ = [
@@ -195,9 +194,7 @@ async def begin_handshake(link: NodeLink, endpoint: Endpoint, address: Address, 
 async def _negotiate_features(link: NodeLink, address: Address, purpose: Purpose) -> frozenset[int]:
     """Return the requested features that the server grants; none if it does not know HELLO."""
     wanted = purpose.list_features(address.options.compression)
-    hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
-    reply = await link.request(hello, address.options.connect_timeout, accept=UNSUPPORTED_STATUSES)
-    return frozenset() if reply.specific else frozenset(wanted).intersection(unpack_features(reply.value))
+    return await link.request_features(wanted, address.options.connect_timeout)
 
 
 class BucketSelection(Enum):

@@ -15,6 +15,7 @@ import msgspec
 
 from penstock.client.connect.dropped_frames import DropCounter, DropReason
 from penstock.client.connect.link_transport import LinkTransport
+from penstock.client.connect.peer_forms import find_datatypes
 from penstock.client.connect.pending_calls import PendingCall, PendingCalls
 from penstock.client.connect.received_maps import MapFrameReader
 from penstock.client.discovery.endpoint import format_endpoint
@@ -30,12 +31,13 @@ from penstock.errors import (
     make_status_error,
 )
 from penstock.names import make_printable
+from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import SERVER_MAGICS, Frame, name_opcode, name_status
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import Stat
+from penstock.wire.messages.kv import Hello, Stat, pack_features, unpack_features
 from penstock.wire.protocol.frame_receiver import BrokenInput, FrameReceiver, MalformedFrame, ReceiveEvent, Slab
 from penstock.wire.values.peer_json import read_peer_json
 
@@ -68,6 +70,7 @@ class NodeLink:
         closed_cleanly: the node closed the connection between two frames, and there was no error.
         dropped: counts the frames that belong to no request and no stream.
         unknown_opcodes: opcodes that the server does not know; callers use an alternative request instead.
+        features: the features that HELLO granted last.
     """
 
     def __init__(self, on_stream: FrameEvents | None = None, dialect: Dialect = Dialect.DCP) -> None:
@@ -84,6 +87,7 @@ class NodeLink:
         self.has_received = self.closed_cleanly = False
         self.dropped = DropCounter()
         self.unknown_opcodes: set[int] = set()
+        self.features: frozenset[int] = frozenset()
         self._on_stream = on_stream
         self._maps: MapFrameReader | None = None
         self._calls = PendingCalls()
@@ -261,6 +265,14 @@ class NodeLink:
         """
         return (await self.request_many([request], timeout, accept))[0]
 
+    async def request_features(self, wanted: Sequence[int], timeout: float) -> frozenset[int]:
+        """Negotiate features by HELLO. Returns those that the server grants; none if it does not know HELLO."""
+        hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
+        reply = await self.request(hello, timeout, accept=UNSUPPORTED_STATUSES)
+        granted = () if reply.specific else unpack_features(reply.value)
+        self.features = frozenset(wanted).intersection(granted)
+        return self.features
+
     async def request_many(
         self, requests: Sequence[Request], timeout: float, accept: Container[int] = ()
     ) -> list[Frame]:
@@ -300,7 +312,7 @@ class NodeLink:
     async def _send_call(self, requests: Sequence[Request], timeout: float, *, collect: bool = False) -> PendingCall:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         call = PendingCall(self.allocate_opaque(len(requests)), requests, done, collect=collect)
-        data = call.encode(requests)
+        data = call.encode(requests, find_datatypes(self.features))
         try:
             async with asyncio.timeout(timeout):
                 await self.transport.drained.wait()

@@ -6,7 +6,9 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
+from penstock.client.connect.peer_forms import limit_datatype
 from penstock.errors import RemoteProtocolError
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import OPAQUE_AT, U32, Frame, name_opcode
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic
@@ -48,8 +50,15 @@ class PendingCall:
         self.collected: list[Frame] | None = [] if collect else None
         self.collected_bytes = 0
 
-    def encode(self, requests: Sequence[Request]) -> bytearray:
-        """Return the bytes of the requests with their opaques."""
+    def encode(self, requests: Sequence[Request], granted: Datatype) -> bytearray:
+        """Return the bytes of the requests with their opaques.
+
+        Args:
+            requests: the requests.
+            granted: the datatype bits that both sides may send.
+        """
+        if not granted & Datatype.JSON:
+            requests = [limit_datatype(request, granted) for request in requests]
         frames = [request.encode() for request in requests]
         data, offset = bytearray().join(frames), OPAQUE_AT
         for opaque, frame in enumerate(frames, self.first_opaque):

@@ -25,10 +25,18 @@ from penstock.client.connect.address import Address, parse_address
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.connect.node_link import NodeLink, read_error_text
+from penstock.client.connect.peer_forms import find_datatypes, limit_datatypes
 from penstock.client.connect.retry import Retry
 from penstock.client.documents.collection_ids import CollectionIds
 from penstock.client.documents.document import Expiry, encode_expiry
-from penstock.client.documents.write_requests import OPAQUES, Fault, WriteRequests, WriteRows, encode_writes
+from penstock.client.documents.write_requests import (
+    OPAQUES,
+    Fault,
+    WriteRequests,
+    WriteRows,
+    encode_writes,
+    read_offsets,
+)
 from penstock.client.feeds.collection_selection import qualify_name
 from penstock.client.topology.nodes import Nodes
 from penstock.errors import (
@@ -40,6 +48,7 @@ from penstock.errors import (
     Unreachable,
     UsageError,
 )
+from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame, cut_frame, name_status
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import Opcode
@@ -272,8 +281,11 @@ class BulkWriter:
         """Send the requests of a share in order, and wait until all are answered or the connection has ended."""
         share, at = self._shares[number], 0
         link = share.link
+        granted = find_datatypes(link.features)
+        places = window.refuse_attributes(places, granted)
         frames = window.gather_frames(places)
-        data, ends = memoryview(frames.buffers()[2] or b""), window.read_offsets(frames)
+        data, ends = memoryview(frames.buffers()[2] or b""), read_offsets(frames)
+        data = limit_datatypes(data, ends[:-1], granted)
         most = min(_PIECE_BYTES, max(1, self.max_bytes_in_flight // 4))
         while at < len(places) and not link.closed.done():
             behind = max(at + 1, int(np.searchsorted(ends, int(ends[at]) + most, side="right")) - 1)
@@ -370,7 +382,7 @@ class _WriteWindow:
         self.faults = dict(requests.faults)
         self.has_moved_vbucket = self.failed_at_node = False
         self._share_of = np.zeros(count, np.int16)
-        self._sizes = np.diff(self.read_offsets(requests.frames))
+        self._sizes = np.diff(read_offsets(requests.frames))
         self._without_fault = [int(Status.SUCCESS), *expected]
         for place, fault in requests.faults.items():
             self.status[place] = fault.status
@@ -387,16 +399,22 @@ class _WriteWindow:
         self._share_of[places] = share_of_vbucket[self.requests.vbuckets[places]]
         self.has_moved_vbucket = self.failed_at_node = False
 
+    def refuse_attributes(self, places: Numbers, granted: Datatype) -> Numbers:
+        """Refuse the requests with extended attributes if a node has none. Returns the places of the others."""
+        if granted & Datatype.XATTR or not len(places):
+            return places
+        has_some = self.requests.find_attributes(places)
+        for place in places[has_some].tolist():
+            self.status[place] = self._answers[place] = int(Status.XATTR_EINVAL)
+            self.faults[place] = Fault(
+                Status.XATTR_EINVAL, "the server has no extended attributes, expected a row without"
+            )
+        return places[~has_some]
+
     def gather_frames(self, places: Numbers) -> pa.Array:
         """Return the frames of requests as one array."""
         frames = self.requests.frames
         return frames if len(places) == len(frames) else frames.take(pa.array(places))
-
-    @staticmethod
-    def read_offsets(frames: pa.Array) -> npt.NDArray[np.int32]:
-        if not len(frames):
-            return np.zeros(1, np.int32)
-        return np.frombuffer(frames.buffers()[1], np.int32, len(frames) + 1, offset=4 * frames.offset)
 
     def record_replies(self, replies: Sequence[Frame]) -> tuple[int, int]:
         """Record replies; return their number, and the bytes of their requests."""

@@ -18,13 +18,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
-from penstock.wire.codec.frame import HEADER_BYTES, HEADER_NAMES
+from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.frame import DATATYPE_AT, HEADER_BYTES, HEADER_NAMES
 from penstock.wire.codec.layout import Message
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import list_head_fields
 
-__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "compute_vbuckets", "encode_writes"]
+__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "compute_vbuckets", "encode_writes", "read_offsets"]
 
 OPAQUES = 0x8000_0000
 """The opaque of the first row. A connection's other requests have smaller opaques."""
@@ -98,10 +99,16 @@ class WriteRequests:
     def __len__(self) -> int:
         return len(self.vbuckets)
 
+    def find_attributes(self, places: Numbers) -> npt.NDArray[np.bool_]:
+        """Return which of these requests, at least one, have extended attributes."""
+        data = np.frombuffer(self.frames.buffers()[2], np.uint8)
+        found: npt.NDArray[np.bool_] = data[read_offsets(self.frames)[places] + DATATYPE_AT] & Datatype.XATTR != 0
+        return found
+
 
 def compute_vbuckets(keys: pa.Array, vbuckets: int) -> npt.NDArray[np.uint16]:
     """Return the vbucket of each key, as `compute_vbucket` does."""
-    offsets = _read_offsets(keys)
+    offsets = read_offsets(keys)
     data = memoryview(keys.buffers()[2] or b"")
     sums = np.fromiter((crc32(data[a:b]) for a, b in pairwise(offsets.tolist())), np.uint32, len(keys))
     return (((sums >> 16) & 0x7FFF) % vbuckets).astype(np.uint16)
@@ -113,20 +120,20 @@ def encode_writes(rows: WriteRows, vbuckets: int) -> WriteRequests:
     A key or value of an invalid size is a fault of its row.
     """
     count = len(rows.keys)
-    key_bytes = np.diff(_read_offsets(rows.keys))
+    key_bytes = np.diff(read_offsets(rows.keys))
     faults = dict(rows.faults)
     for place in np.flatnonzero((key_bytes == 0) | (key_bytes > MAX_KEY)).tolist():
         faults.setdefault(place, Fault(Status.EINVAL, f"key of {key_bytes[place]} bytes, expected 1 to {MAX_KEY}"))
     values = rows.values if isinstance(rows.values, pa.Array) else pa.scalar(rows.values, pa.binary())
     value_bytes: Any = len(rows.values)
     if isinstance(values, pa.Array):
-        value_bytes = np.diff(_read_offsets(values))
+        value_bytes = np.diff(read_offsets(values))
         for place in np.flatnonzero(value_bytes > MAX_VALUE).tolist():
             text = f"value of {value_bytes[place]} bytes, limit {MAX_VALUE}"
             faults.setdefault(place, Fault(Status.E2BIG, text))
     prefixes = rows.prefixes if isinstance(rows.prefixes, pa.Array) else pa.scalar(rows.prefixes, pa.binary())
     documents = pc.binary_join_element_wise(prefixes, rows.keys, b"") if rows.prefixes != b"" else rows.keys
-    key_length = np.diff(_read_offsets(documents))
+    key_length = np.diff(read_offsets(documents))
     framing = len(rows.framing)
     heads = np.zeros(count, _make_head_dtype(rows.message_type, rows.fields, framing))
     extras_bytes = heads.itemsize - HEADER_BYTES - framing if rows.extras_bytes is None else rows.extras_bytes
@@ -172,7 +179,7 @@ def _slice_heads(heads: npt.NDArray[np.void], body_bytes: Any) -> pa.Array:
     return parts.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
-def _read_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
+def read_offsets(column: pa.Array) -> npt.NDArray[np.int32]:
     """Return the offset of each element of a binary column, and the end of the last element."""
     if not len(column):
         return np.zeros(1, np.int32)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import replace
 
 from penstock.client.connect.address import Address
@@ -19,13 +18,11 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.relays.link_pair import LinkPair
 from penstock.client.streams.dialect_check import explain_refused_dialect, has_dialect, may_have_tap
 from penstock.errors import ConnectionClosed, UnsupportedServer
-from penstock.version import __version__
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
-from penstock.wire.messages.kv import Hello, pack_features, unpack_features
 
 __all__ = ["open_dcp_pair", "open_tap_pair", "open_upr_pair"]
 
@@ -64,7 +61,7 @@ async def open_dcp_pair(
         flags |= OpenFlag.INCLUDE_DELETE_TIMES if Feature.COLLECTIONS in common else OpenFlag(0)
         producer = Open(key=name.encode(), flags=flags | OpenFlag.PRODUCER)
         consumer = Open(key=name.encode(), flags=flags)
-        if consumer_name and {Feature.COLLECTIONS, Feature.JSON} <= {*common}:
+        if consumer_name and {Feature.COLLECTIONS, Feature.JSON} <= common:
             value = json.dumps({"consumer_name": consumer_name}).encode()
             consumer = replace(consumer, value=value, datatype=Datatype.JSON)
         await _open_stream_connection(pair.source, producer, replace(source, hosts=(endpoint,)))
@@ -130,20 +127,13 @@ async def _open_pair(source: Address, endpoint: Endpoint, target: Address, diale
         raise
 
 
-async def _agree_on_features(pair: LinkPair, dialect: Dialect, timeout: float) -> list[int]:
+async def _agree_on_features(pair: LinkPair, dialect: Dialect, timeout: float) -> frozenset[int]:
     """Let both sides grant the same features, and return them."""
-    granted = await _request_features(pair.source, _FEATURES[dialect], timeout)
-    common = await _request_features(pair.target, granted, timeout)
+    granted = await pair.source.request_features(_FEATURES[dialect], timeout)
+    common = await pair.target.request_features(sorted(granted), timeout)
     if common != granted:
-        await _request_features(pair.source, common, timeout)
+        await pair.source.request_features(sorted(common), timeout)
     return common
-
-
-async def _request_features(link: NodeLink, wanted: Sequence[int], timeout: float) -> list[int]:
-    hello = Hello(key=f"penstock/{__version__}".encode(), value=pack_features(wanted))
-    reply = await link.request(hello, timeout, accept=UNSUPPORTED_STATUSES)
-    granted = set() if reply.specific else set(unpack_features(reply.value))
-    return [feature for feature in wanted if feature in granted]
 
 
 async def _open_stream_connection(link: NodeLink, opening: Request, address: Address) -> None:

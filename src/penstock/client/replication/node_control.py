@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -13,23 +12,19 @@ from penstock.client.connect.address import MAX_VBUCKETS, Address
 from penstock.client.connect.client_session import ClientSession, open_session, request_node_map
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
+from penstock.client.connect.peer_forms import PeerForms, choose_peer_forms
 from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
+from penstock.client.replication.map_layout import read_version
 from penstock.client.replication.node_identity import NodeIdentity, check_identity, read_identity
 from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
 from penstock.digits import read_digits
-from penstock.errors import Error, UsageError
+from penstock.errors import Error, KeyExists, TemporaryFailure, UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.cluster import SetClusterConfig
-from penstock.wire.messages.kv import (
-    DelVbucket,
-    GetClusterConfig,
-    SetVbucket,
-)
+from penstock.wire.messages.kv import DelVbucket, GetClusterConfig, Version
 from penstock.wire.values.peer_json import read_peer_json
 
 __all__ = ["NodeControl", "check_identities"]
@@ -134,8 +129,28 @@ class NodeControl:
         return await self._ask(lambda link, timeout: link.request_stats(group, timeout, optional=optional))
 
     async def set_states(self, vbuckets: Iterable[int], state: VbucketState) -> None:
-        """Set the state of vbuckets. A missing vbucket is created."""
-        await self._send_all([SetVbucket(vbucket=vbucket, state=state) for vbucket in sorted(vbuckets)])
+        """Set the state of vbuckets, and read it back. A missing vbucket is created.
+
+        Raises:
+            TemporaryFailure: another program has changed the state meanwhile, or the server ignores the request.
+        """
+        wanted = sorted(vbuckets)
+        if not wanted:
+            return
+        forms = await self._choose_forms()
+        await self._send_all([forms.make_state_request(vbucket, state) for vbucket in wanted])
+        states = await self.read_states()
+        for vbucket in (vb for vb in wanted if states.get(vb) is not state):
+            found = "missing" if vbucket not in states else states[vbucket].name.lower()
+            raise TemporaryFailure(
+                f"vbucket {vbucket} is {found} at {self.address} after SET_VBUCKET, expected {state.name.lower()}"
+            )
+
+    async def _choose_forms(self) -> PeerForms:
+        """Return the forms of requests that the server understands. It may have another release since the last time."""
+        reply = await self._ask(lambda link, timeout: link.request(Version(), timeout, accept=ANY_STATUS))
+        version = "" if reply.specific else reply.value.decode("ascii", "replace")
+        return choose_peer_forms(version, (await self.connect()).features)
 
     async def set_chains(self, chains: Mapping[int, Sequence[Sequence[str | None]]], state: VbucketState) -> None:
         """Set the state of vbuckets with their replication chains, for durable writes, in one step.
@@ -147,17 +162,13 @@ class NodeControl:
                 first; None for a replica that does not exist.
             state: the state.
         """
-        requests = [
-            SetVbucket(
-                vbucket=vbucket,
-                state=state,
-                value=json.dumps({"topology": [list(names) for names in topology]}).encode(),
-                datatype=Datatype.JSON,
-            )
-            for vbucket, topology in sorted(chains.items())
-        ]
-        refused = await self._send_all(requests, accept=(Status.EINVAL, Status.NOT_SUPPORTED))
-        await self.set_states((request.vbucket for request in refused), state)
+        forms = await self._choose_forms()
+        unchained: Iterable[int] = chains
+        if forms.has_chains:
+            requests = [forms.make_chain_request(vb, state, topology) for vb, topology in sorted(chains.items())]
+            refused = await self._send_all(requests, accept=(Status.EINVAL, Status.NOT_SUPPORTED))
+            unchained = [request.vbucket for request in refused]
+        await self.set_states(unchained, state)
 
     async def delete_vbuckets(self, vbuckets: Iterable[int]) -> None:
         """Delete vbuckets with their documents. A missing vbucket stays missing."""
@@ -193,12 +204,17 @@ class NodeControl:
 
         Raises:
             KeyExists: the node has a newer map.
+            TemporaryFailure: the node does not have the map afterwards.
         """
-        text = json.dumps(document, separators=(",", ":")).encode()
-        request = SetClusterConfig(
-            key=self.address.bucket.encode(), epoch=document["revEpoch"], revision=document["rev"], value=text
-        )
+        forms, version = await self._choose_forms(), read_version(document)
+        if not forms.has_map_revision and (found := read_version(await self.read_map())) > version:
+            # Such a server would store an older map too.
+            raise KeyExists(f"{self.address} has the map of version {found}, expected {version} at most")
+        request = forms.make_map_request(self.address.bucket, document)
         await self._ask(lambda link, timeout: link.request(request, timeout))
+        found = read_version(await self.read_map())
+        if found < version:
+            raise TemporaryFailure(f"{self.address} has the map of version {found} after a push, expected {version}")
 
 
 async def check_identities(nodes: Iterable[NodeControl]) -> None:

@@ -24,7 +24,14 @@ from penstock.node.stats.stat_answer import answer_stat
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.messages.cluster import GetErrorMap, ListBuckets, SetClusterConfig, Verbosity
+from penstock.wire.messages.cluster import (
+    GetErrorMap,
+    ListBuckets,
+    OldestSetClusterConfig,
+    OldSetClusterConfig,
+    SetClusterConfig,
+    Verbosity,
+)
 from penstock.wire.messages.error_map import build_error_map
 from penstock.wire.messages.kv import (
     CloseProducer,
@@ -126,8 +133,12 @@ def get_cluster_config(session: Session, request: GetClusterConfig) -> Answer:
 
 
 @COMMANDS.serve(needs=SETTINGS, traits=Trait.JSON)
-def set_cluster_config(session: Session, request: SetClusterConfig) -> bytes:
+def set_cluster_config(
+    session: Session, request: SetClusterConfig | OldSetClusterConfig | OldestSetClusterConfig
+) -> bytes:
     """Serve a map of the orchestrator: of the bucket with this name, or with an empty name of the nodes."""
+    if not isinstance(request, SetClusterConfig):  # as kv_engine from 7.0.2 on
+        raise InvalidArguments("a map without epoch and revision, expected 16 bytes of extras")
     pushed = PushedMap.parse(to_signed(request.epoch), to_signed(request.revision), bytes(request.value))
     bucket = session.node.buckets.get(request.key.decode("utf-8", "replace"))
     if bucket is None and request.key:

@@ -14,6 +14,8 @@ __all__ = [
     "GetErrorMap",
     "ListBuckets",
     "OldClustermapChanged",
+    "OldSetClusterConfig",
+    "OldestSetClusterConfig",
     "ServerReply",
     "SetClusterConfig",
     "Verbosity",
@@ -48,6 +50,18 @@ class SetClusterConfig(Request):
 
     epoch: int = u64("revEpoch of the map, a signed number")
     revision: int = u64("rev of the map, a signed number, at least 1")
+
+
+@message(Opcode.SET_CLUSTER_CONFIG, key=MAYBE, value=PRESENT)
+class OldSetClusterConfig(Request):
+    """As SetClusterConfig, in the form of the releases 6.5.0 to 7.0.1, which have no epoch."""
+
+    revision: int = u32("rev of the map")
+
+
+@message(Opcode.SET_CLUSTER_CONFIG, key=MAYBE, value=PRESENT)
+class OldestSetClusterConfig(Request):
+    """As SetClusterConfig, in the form of the releases before 6.5, which store the whole body as the map."""
 
 
 @message(ServerOpcode.CLUSTERMAP_CHANGE_NOTIFICATION, key=MAYBE, value=MAYBE)
