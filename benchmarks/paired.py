@@ -113,10 +113,10 @@ def main() -> None:
                 for kind, load in loads.items():
                     taken.setdefault((kind, name), []).append(measure_load(server, load, chosen.repeats))
     median = {case: statistics.median(seconds[1:]) for case, seconds in taken.items()}  # the first round warms up
-    for (kind, server), seconds in median.items():
+    for (kind, name), seconds in median.items():
         ratio = seconds / median[kind, "new"]
-        text = "" if server == "new" else f"; the new commit has {ratio:.2f} of its speed"
-        report.add_row(f"{kind}, {server}", f"{seconds / chosen.keys * 1e6:.2f} us of CPU{text}")
+        text = "" if name == "new" else f"; the new commit has {ratio:.2f} of its speed"
+        report.add_row(f"{kind}, {name}", f"{seconds / chosen.keys * 1e6:.2f} us of CPU{text}")
     report.finish()
 
 
