@@ -14,12 +14,15 @@ from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_host
 from penstock.errors import UsageError
 from penstock.node import Node
+from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 from tests.client.peer import in_loop
 from tests.client.test_replicator import make_address, replicating
-from tests.client.test_vbucket_mover import make_endpoint
+from tests.client.test_vbucket_mover import list_active, make_endpoint
 from tests.node.test_follow_collections import wait_until_copied
+from tests.node.test_replication import set_states
 from tests.node.test_stored_chains import write_durably
+from tests.node.watch import run
 from tests.node.wire_client import connected
 
 VBUCKETS = 4
@@ -202,3 +205,55 @@ async def kill_before_publish(first, second, third):
 def test_writes_need_both_chains_while_the_map_changes(nodes):
     """A failover by either map finds them."""
     kill_before_publish(*nodes)
+
+
+class StateWatch:
+    """Calls a function in the loop of a node when vbucket 0 enters a state there."""
+
+    def __init__(self, node, state, call):
+        self._state, self._call, self._node = state, call, node
+
+    def __enter__(self):
+        run(self._node, lambda: self._node.buckets["beer"].listeners.setdefault(self))
+        return self
+
+    def __exit__(self, *_):
+        run(self._node, lambda: self._node.buckets["beer"].listeners.pop(self))
+
+    def vbucket_changed(self, vbucket, event):
+        if vbucket.id == 0 and vbucket.history.state is self._state:
+            self._call(vbucket)
+
+
+def test_stopped_node_goes_on_if_a_copy_is_lost_meanwhile(nodes):
+    first, second, third = nodes
+
+    def lose_copies(vbucket):
+        for node in (second, third):
+            run(node, lambda node=node: node.buckets["beer"].store.vbuckets[0].remove())
+
+    chains = read_chains(first)
+    refused = pytest.raises(UsageError, match=r"vbuckets 0: no node has a copy.*Nothing has changed")
+    with StateWatch(first, VbucketState.DEAD, lose_copies), refused:
+        asyncio.run(fail(first, second, third))
+    assert run(first, lambda: list_active(first)) == [*range(VBUCKETS)]
+    assert [read_chains(first), run(second, lambda: list_active(second))] == [chains, []]
+
+
+def test_owner_that_gets_its_vbucket_back_has_its_replicas(nodes):
+    """A takeover was killed. Without the chain, the owner alone would acknowledge durable writes."""
+    first, second, third = nodes
+    found = []
+    asyncio.run(place(nodes, 1, third))
+    for node, state in ((first, VbucketState.DEAD), (third, VbucketState.REPLICA)):
+        set_states(node, state, vbuckets=[0])
+
+    async def move():
+        async with orchestrating(nodes) as publisher:
+            mover = VbucketMover(publisher, make_address(first))
+            await mover.move([0], make_endpoint(first), make_endpoint(third))
+
+    with StateWatch(first, VbucketState.ACTIVE, lambda vbucket: found.append(vbucket.history.prepares.chains)):
+        asyncio.run(move())
+    names = [f"127.0.0.1:{node.kv_port}" for node in (first, second, third)]
+    assert found == [((names[0], names[1]),)]

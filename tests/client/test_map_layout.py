@@ -279,6 +279,38 @@ def test_promotion_without_risk_has_every_durable_write(length, data):
         assert found.replica.whole_seqno == max(each.whole_seqno for each in copies if each.is_fed)
 
 
+def test_log_without_its_changes_makes_no_newer_replica():
+    """A replica has the log of a new owner before it has the owner's changes."""
+    old, new = FailoverEntry(1, 0), FailoverEntry(2, 85)
+    ahead, behind = ReplicaReport(A, (old,), 90), ReplicaReport(B, (new, old), 50)
+    assert choose_replica([ahead, behind]) is ahead
+    assert choose_replica([ahead, behind._replace(whole_seqno=85)]).endpoint == B
+
+
+@pytest.mark.parametrize(
+    ("log", "whole", "stored", "expected"),
+    [
+        ((2, 1), 12, 12, True),
+        ((2, 1), 15, 12, True),
+        ((2, 1), 12, None, True),
+        ((3, 2, 1), 12, 12, True),
+        ((2, 1), 11, 12, False),
+        ((2, 1), 12, 11, False),
+        ((1,), 15, 15, False),
+    ],
+)
+def test_copy_has_stored_the_changes_of_its_source(log, whole, stored, expected):
+    begins = {1: 0, 2: 10, 3: 12}
+    logs = [tuple(FailoverEntry(uuid, begins[uuid]) for uuid in each) for each in ((2, 1), log)]
+    source = ReplicaReport(A, logs[0], 12)
+    assert ReplicaReport(B, logs[1], whole, stored_seqno=stored).has_stored(source) is expected
+
+
+def test_empty_places_stay_in_the_chain():
+    layout = MapLayout(tuple(NODES[:3]), ((0, 1, 2), (1, 0), (0, 2)))
+    assert layout.empty_places([0, 2], 2).chains == ((0, 1, -1), (1, 0), (0, -1))
+
+
 def test_copies_of_other_servers_need_no_age():
     assert NodeReport({}, {0: 5}).is_fed(0)
     assert not NodeReport({}, {0: 5}, {0: 5}).is_fed(0)

@@ -24,7 +24,7 @@ from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["FailoverResult", "fail_over", "format_risks", "read_copies", "read_report"]
+__all__ = ["FailoverResult", "fail_over", "format_risks", "make_failover_layout", "read_copies", "read_report"]
 
 
 class FailoverResult(NamedTuple):
@@ -78,7 +78,7 @@ async def fail_over(
             raise
     promoted = {vb: found.replica.endpoint for vb, found in scan.plans.items() if found.replica is not None}
     owners = scan.owners | {vb: scan.layout.require_node(endpoint) for vb, endpoint in promoted.items()}
-    layout = _make_layout(scan.layout, owners, scan.reports)
+    layout = make_failover_layout(scan.layout, owners, scan.reports)
     for at, control in enumerate(scan.controls):
         mine = {vbucket for vbucket, owner in owners.items() if owner == at}
         await control.set_chains({vbucket: [layout.list_names(vbucket)] for vbucket in mine}, VbucketState.ACTIVE)
@@ -147,8 +147,8 @@ async def read_report(control: NodeControl) -> NodeReport:
     return parse_node_report(await control.read_stats("vbucket-details"))
 
 
-def _make_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:
-    """Return the layout with these owners, and with the replicas that exist."""
+def make_failover_layout(layout: MapLayout, owners: Mapping[int, int], reports: Sequence[NodeReport]) -> MapLayout:
+    """Return the layout with these owners, and with the replicas that exist. Other places stay empty. Pure."""
 
     def keep(vbucket: int, place: int) -> int:
         return place if place != NO_NODE and reports[place].has(vbucket, VbucketState.REPLICA) else NO_NODE

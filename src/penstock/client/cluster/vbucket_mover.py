@@ -200,14 +200,10 @@ class VbucketMover:
         """
         layout = self._publisher.layout
         target = layout.require_node(new.endpoint)
-        replicas = {
-            vb: [NO_NODE if place == target else place for place in layout.chains[vb][1:]]
-            for vb in vbuckets
-            if target in layout.chains[vb][1:]
-        }
-        if replicas:
-            after = layout.set_replicas(replicas)
-            await old.set_chains({vb: [after.list_copies(vb)] for vb in replicas}, VbucketState.ACTIVE)
+        released = [vb for vb in vbuckets if target in layout.chains[vb][1:]]
+        if released:
+            after = layout.empty_places(released, target)
+            await old.set_chains({vb: [after.list_copies(vb)] for vb in released}, VbucketState.ACTIVE)
             await self._publisher.publish(after)
 
     async def _take_over(self, vbucket: int, old: NodeControl, new: NodeControl) -> None:

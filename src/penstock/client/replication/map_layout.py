@@ -133,6 +133,14 @@ class MapLayout:
         most = max(map(len, chains), default=1)
         return replace(self, chains=tuple((*chain, *[NO_NODE] * (most - len(chain))) for chain in chains))
 
+    def empty_places(self, vbuckets: Iterable[int], node: int) -> MapLayout:
+        """Return the layout without the replicas of vbuckets at a node. Their places in the chains stay empty."""
+        chains = list(self.chains)
+        for vbucket in vbuckets:
+            owner, *replicas = chains[vbucket]
+            chains[vbucket] = (owner, *(NO_NODE if place == node else place for place in replicas))
+        return replace(self, chains=tuple(chains))
+
     def list_names(self, vbucket: int) -> list[str | None]:
         """Return the replication chain of a vbucket: the names of its nodes, None for a place without a node."""
         return [None if place == NO_NODE else self.nodes[place].address for place in self.chains[vbucket]]
