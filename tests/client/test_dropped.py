@@ -12,10 +12,11 @@ from penstock.client.connect.dropped_frames import DropReason, describe_drops
 from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
-from penstock.errors import OrderViolation
+from penstock.errors import AccessDenied, OrderViolation
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import DcpReply, SeqnoAdvanced, StreamReq
 from tests.client import dialects
 from tests.client import test_feed_collections as collections
@@ -30,6 +31,7 @@ from tests.client.producer import (
     mutations,
     noop,
     open_stream,
+    refuse,
     rollback,
 )
 
@@ -108,6 +110,15 @@ def unknown_opaque_message(many):
     return consumer.feed, many
 
 
+def behind_refusal(many):
+    targets = {vbucket: StreamTarget() for vbucket in range(min(many, 7) + 1)}
+    consumer = make_consumer(targets)
+    refused = [refuse(request, Status.EACCESS) for request in consumer.ask()]
+    with pytest.raises(AccessDenied, match=r"may not stream the whole bucket; .* options scope or collections"):
+        consumer.give(*refused)
+    return consumer.feed, min(many, 7)
+
+
 def unexpected_reply(many):
     consumer, _ = open_stream()
     consumer.give(*[DcpReply(opaque=4000).encode(Opcode.DCP_CLOSE_STREAM)] * many)
@@ -130,6 +141,7 @@ FEEDS = {
     DropReason.RECEIVED_BEFORE: received_before,
     DropReason.OTHER_COLLECTION: other_collection,
     DropReason.AFTER_VIOLATION: behind_violation,
+    DropReason.AFTER_ERROR: behind_refusal,
     DropReason.REPEATED_ADVANCE: repeated_advance,
     DropReason.VBUCKET_STATE: state,
     DropReason.STREAM_START: stream_start,

@@ -61,9 +61,9 @@ def test_invalid_role_texts_are_refused(text, message):
 
 
 WHOLE = [
-    ("data_reader", {P.READ, P.META_READ}),
-    ("data_writer", {P.WRITE, P.META_READ}),
-    ("data_dcp_reader", {P.READ, P.STREAM, P.SYSTEM_XATTR_READ, P.META_READ, P.SIMPLE_STATS}),
+    ("data_reader", {P.READ}),
+    ("data_writer", {P.WRITE}),
+    ("data_dcp_reader", {P.READ, P.STREAM, P.SYSTEM_XATTR_READ, P.SIMPLE_STATS}),
     (
         "replication_target",
         {
@@ -73,7 +73,6 @@ WHOLE = [
             P.META_WRITE,
             P.SYSTEM_XATTR_READ,
             P.SYSTEM_XATTR_WRITE,
-            P.META_READ,
             P.SIMPLE_STATS,
             P.REPLICATE,
         },
@@ -101,7 +100,7 @@ def test_admin_has_all_privileges():
 
 def test_collection_role_covers_its_collection():
     user = User.from_texts("u", ["data_dcp_reader[beer:s:c]", "data_writer[beer:s]", "data_reader[wine]"])
-    assert user.list_privileges("beer") == {P.META_READ, P.SIMPLE_STATS}
+    assert user.list_privileges("beer") == {P.SIMPLE_STATS}
     assert user.has_privilege(P.STREAM, "beer", "s", "c")
     assert not user.has_privilege(P.STREAM, "beer", "s")
     assert not user.has_privilege(P.STREAM, "beer", "s", "d")

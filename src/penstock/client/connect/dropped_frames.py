@@ -37,6 +37,9 @@ class DropReason(StrEnum):
     AFTER_VIOLATION = "after a frame that violated the order"
     """The connection is closed, and the stream receives them again on the next connection."""
 
+    AFTER_ERROR = "after an answer that ended the streams"
+    """The stream raises the error. A later stream from its positions receives them again."""
+
     REPEATED_ADVANCE = "repeats of an advance to the same seqno"
     VBUCKET_STATE = "with a vbucket state, which only replicas use"
     STREAM_START = "with the start of a stream"
@@ -54,8 +57,9 @@ class DropReason(StrEnum):
 
 EXPECTED_REASONS = frozenset(
     (
-        *(DropReason.AFTER_END, DropReason.REPEATED_ADVANCE, DropReason.VBUCKET_STATE, DropReason.STREAM_START),
-        *(DropReason.TAP_OPAQUE, DropReason.UNEXPECTED_REPLY, DropReason.OUTDATED_LOG, DropReason.OTHER_COLLECTION),
+        *(DropReason.AFTER_END, DropReason.AFTER_ERROR, DropReason.REPEATED_ADVANCE, DropReason.VBUCKET_STATE),
+        *(DropReason.STREAM_START, DropReason.TAP_OPAQUE, DropReason.UNEXPECTED_REPLY, DropReason.OUTDATED_LOG),
+        DropReason.OTHER_COLLECTION,
     )
 )
 """Reasons that also occur in a stream without errors: `penstock tail` does not report them."""

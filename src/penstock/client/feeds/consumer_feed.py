@@ -354,7 +354,8 @@ class ConsumerFeed(ABC):
                 self.recovering.add(error.vbucket)
             output.flush()  # the changes before the error are valid
             left = sum(len(event.offsets) if isinstance(event, Run) else 1 for event in events)
-            self.dropped.add(DropReason.AFTER_VIOLATION, left)
+            is_violation = isinstance(error, OrderViolation)
+            self.dropped.add(DropReason.AFTER_VIOLATION if is_violation else DropReason.AFTER_ERROR, left)
             output.arrived_bytes = 0  # this connection gets no more acknowledgements
             raise
         output.flush()

@@ -18,7 +18,14 @@ from penstock.client.feeds.stream_position import UNKNOWN_END, adopt_log
 from penstock.client.feeds.stream_requests import LogPurpose, LogRequest, StreamRequests
 from penstock.client.feeds.stream_set import StreamSet
 from penstock.client.feeds.vbucket_stream import VbucketStream, make_rollback_row
-from penstock.errors import ConnectionClosed, RemoteProtocolError, make_status_error
+from penstock.errors import (
+    AccessDenied,
+    ConnectionClosed,
+    RemoteProtocolError,
+    UnknownCollection,
+    UnknownScope,
+    make_status_error,
+)
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.frame import Frame, name_status
 from penstock.wire.codec.statuses import Status
@@ -104,6 +111,12 @@ class StreamAnswers:
             self._streams.record_failure(stream, ConnectionClosed(f"{about}{hint}"))
         elif error.retriable:
             self._streams.record_failure(stream, error)
+        elif isinstance(error, AccessDenied | UnknownCollection | UnknownScope) and not stream.requested.value:
+            raise AccessDenied(
+                f"{about}: the user may not stream the whole bucket; select a permitted part by the options scope "
+                "or collections",
+                vbucket=stream.vbucket,
+            )
         else:
             raise error
 

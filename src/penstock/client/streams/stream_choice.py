@@ -171,7 +171,7 @@ async def _choose_positions(reports: VbucketReports, start: Start, vbuckets: Seq
     if start == "beginning":
         return dict.fromkeys(vbuckets, BEGINNING)
     if start == "now":
-        infos = await reports.vbucket_infos(vbuckets)
+        infos = await reports.end_infos(vbuckets)
         return {vb: make_end_position(info) for vb, info in infos.items()}
     if not isinstance(start, Mapping):
         raise UsageError(f"start is {start!r}, expected 'beginning', 'now', a time or positions by vbucket")

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple, TypeVar
 
 from penstock.client.connect.address import Address
-from penstock.client.connect.client_session import ClientSession, open_session
+from penstock.client.connect.client_session import ClientSession, generate_stream_name, open_session
 from penstock.client.connect.cluster_map import NO_NODE, ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS, Purpose
@@ -21,8 +21,10 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.further_sessions import FurtherSessions
 from penstock.client.topology.missing_vbuckets import make_not_served_error
 from penstock.errors import AuthenticationStale, Error, NoBucket, NotInitialized, RemoteProtocolError
-from penstock.wire.codec.frame import Frame
+from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Request
+from penstock.wire.codec.opcodes import Magic, Opcode
+from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
 __all__ = ["Nodes", "RequestPart"]
 
@@ -39,6 +41,13 @@ class RequestPart(NamedTuple):
 
     link: NodeLink
     indexes: Sequence[int]
+
+
+def _answer_noops(link: NodeLink, events: list[ReceiveEvent]) -> None:
+    """Answer the NOOPs of a producer. It closes a connection without answers."""
+    for event in events:
+        if isinstance(event, Frame) and event.magic == Magic.REQUEST and event.opcode == Opcode.DCP_NOOP:
+            link.send(join_frame(Frame(Magic.RESPONSE, event.opcode, opaque=event.opaque)))
 
 
 class Nodes:
@@ -64,6 +73,8 @@ class Nodes:
         self._further = FurtherSessions(address.options.document_connections, self._open_session)
         self._is_map_outdated = False
         self._connecting = asyncio.Lock()
+        self._producers: Nodes | None = None
+        """The connections of `connect_producers`."""
 
     @property
     def dropped(self) -> Counter[DropReason]:
@@ -74,6 +85,8 @@ class Nodes:
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._producers is not None:
+            await self._producers.close()
         sessions = [*self._sessions.values(), *self._further.list_all()]
         self._sessions, self._first = {}, None
         self._further.forget_all()
@@ -83,6 +96,8 @@ class Nodes:
     def invalidate_map(self) -> None:
         """Request the map again before the next request: a node is down, or does not have a vbucket of the map."""
         self._is_map_outdated = True
+        if self._producers is not None:
+            self._producers.invalidate_map()
 
     @property
     def has_received_map(self) -> bool:
@@ -164,6 +179,16 @@ class Nodes:
             for vbucket in sorted(wanted):
                 found[vbucket] = await self._connect_owner(self.map.owners[vbucket], first)
             return found
+
+    async def connect_producers(self, vbuckets: Iterable[int]) -> dict[int, NodeLink]:
+        """Return a DCP connection without streams to the node of each vbucket. Raises the errors of `connect_owners`.
+
+        Requests on it need only the privilege to stream.
+        """
+        if self._producers is None:
+            purpose = Purpose(stream_name=generate_stream_name(), collections=True, on_stream=_answer_noops)
+            self._producers = Nodes(self._address, purpose)
+        return await self._producers.connect_owners(vbuckets)
 
     async def connect_copies(self, vbucket: int) -> list[NodeLink]:
         """Return the connections to the nodes of a vbucket: the active node's, and those of the map's replicas.

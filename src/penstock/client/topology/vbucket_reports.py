@@ -20,8 +20,8 @@ from penstock.client.topology.vbucket_requests import (
     request_failover_logs,
     request_high_seqnos,
 )
-from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_vbuckets
-from penstock.errors import Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
+from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_ends, view_vbuckets
+from penstock.errors import AccessDenied, Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
 from penstock.store.history.failover_log import FailoverLog
 
 __all__ = ["VbucketReports"]
@@ -37,6 +37,8 @@ class VbucketReports:
         self._address = address
         self._report = MissingReport(address)
         self._is_ephemeral: bool | None = None
+        self._is_limited = False
+        """Whether the user has roles for parts of the bucket alone, so that GET_FAILOVER_LOG is denied."""
 
     @property
     def missing(self) -> tuple[int, ...]:
@@ -137,15 +139,24 @@ class VbucketReports:
         """Return the failover logs of vbuckets, newest entry first."""
 
         async def ask() -> dict[int, FailoverLog]:
-            links = await self._nodes.connect_owners(vbuckets)
+            timeout = self._address.options.operation_timeout
+            if not self._is_limited:
+                try:
+                    return await request_failover_logs(await self._nodes.connect_owners(vbuckets), timeout)
+                except AccessDenied:
+                    self._is_limited = True
+            links = await self._nodes.connect_producers(vbuckets)
+            return await request_failover_logs(links, timeout, is_dcp=True)
+
+        async def ask_and_sort() -> dict[int, FailoverLog]:
             try:
-                logs = await request_failover_logs(links, self._address.options.operation_timeout)
+                logs = await ask()
             except Error:
                 self._nodes.invalidate_map()
                 raise
             return {vbucket: logs[vbucket] for vbucket in vbuckets}
 
-        return await self._nodes.run_with_retry(ask)
+        return await self._nodes.run_with_retry(ask_and_sort)
 
     async def persisted_seqnos(self, vbuckets: Collection[int] | None = None) -> dict[int, PersistedSeqno]:
         """Return the newest branch and the seqnos of served vbuckets, in memory and on disk.
@@ -216,6 +227,15 @@ class VbucketReports:
             own = {f"vb_{vb}" for vb, has in enumerate(owners) if len(links) == 1 or has == owner}
             stats.update((name, text) for name, text in reported.items() if name.partition(":")[0] in own)
         return stats
+
+    async def end_infos(self, vbuckets: Sequence[int] | None = None) -> dict[int, VbucketInfo]:
+        """Return a consistent view of vbuckets without their purge seqnos. Raises as `vbucket_infos` does.
+
+        Args:
+            vbuckets: None for all.
+        """
+        wanted = await self.choose_vbuckets(vbuckets)
+        return await self._nodes.run_with_retry(lambda: view_ends(self, wanted))
 
     async def vbucket_infos(
         self,

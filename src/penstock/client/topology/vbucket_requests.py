@@ -3,6 +3,7 @@
 | answer | request | alternative |
 | --- | --- | --- |
 | failover log | GET_FAILOVER_LOG (0x96), from Couchbase 4.0 on | STAT `failovers`, from 3.0 on |
+| failover log, for a user with roles for parts of the bucket | DCP_GET_FAILOVER_LOG (0x54) on a DCP connection | |
 | high seqnos | GET_ALL_VB_SEQNOS (0x48), from 3.1 on | STAT `vbucket-seqno` of the served vbuckets in STAT `vbucket` |
 
 A connection remembers the opcodes that its server does not know, so that each is tried once.
@@ -30,6 +31,7 @@ from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.dcp import DcpGetFailoverLog
 from penstock.wire.messages.kv import (
     FailoverEntry,
     GetAllVbSeqnos,
@@ -44,12 +46,15 @@ _SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
 """The states in which a vbucket can be streamed, see penstock.client.topology.missing_vbuckets."""
 
 
-async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -> dict[int, FailoverLog]:
+async def request_failover_logs(
+    links: Mapping[int, NodeLink], timeout: float, *, is_dcp: bool = False
+) -> dict[int, FailoverLog]:
     """Return the failover logs of some vbuckets, newest entry first.
 
     Args:
         links: vbucket -> the connection to its node.
         timeout: seconds for an answer.
+        is_dcp: whether these are connections for DCP streams.
 
     Raises NotMyVbucket for a vbucket that the node does not have, and UnsupportedServer if the server has no failover
     logs. Raises RemoteProtocolError for malformed logs, and the errors of NodeLink.request_many.
@@ -58,7 +63,7 @@ async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -
     for vbucket, link in links.items():
         by_link.setdefault(link, []).append(vbucket)
     parts = await asyncio.gather(
-        *(_request_failover_logs_at(link, vbuckets, timeout) for link, vbuckets in by_link.items()),
+        *(_request_failover_logs_at(link, vbuckets, timeout, is_dcp=is_dcp) for link, vbuckets in by_link.items()),
         return_exceptions=True,
     )
     logs: dict[int, FailoverLog] = {}
@@ -69,9 +74,12 @@ async def request_failover_logs(links: Mapping[int, NodeLink], timeout: float) -
     return logs
 
 
-async def _request_failover_logs_at(link: NodeLink, vbuckets: Sequence[int], timeout: float) -> dict[int, FailoverLog]:
+async def _request_failover_logs_at(
+    link: NodeLink, vbuckets: Sequence[int], timeout: float, *, is_dcp: bool
+) -> dict[int, FailoverLog]:
     if Opcode.GET_FAILOVER_LOG not in link.unknown_opcodes:
-        requests = [GetFailoverLog(vbucket=vbucket) for vbucket in vbuckets]
+        message = DcpGetFailoverLog if is_dcp else GetFailoverLog
+        requests = [message(vbucket=vbucket) for vbucket in vbuckets]
         frames = await link.request_many(requests, timeout, ANY_STATUS)
         bad = [at for at, frame in enumerate(frames) if frame.specific != Status.SUCCESS]
         if not any(frames[at].specific in UNKNOWN_COMMAND_STATUSES for at in bad):

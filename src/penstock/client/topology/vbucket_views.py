@@ -12,10 +12,10 @@ from typing import Protocol
 
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.errors import RemoteProtocolError, TemporaryFailure
+from penstock.errors import AccessDenied, RemoteProtocolError, TemporaryFailure
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["FEW_VBUCKETS", "view_vbuckets"]
+__all__ = ["FEW_VBUCKETS", "view_ends", "view_vbuckets"]
 
 FEW_VBUCKETS = 32
 """Vbuckets that are requested one by one: the statistics of all vbuckets have ten lines for each vbucket."""
@@ -41,8 +41,20 @@ async def view_vbuckets(
         recheck: vbuckets whose purge seqnos are read again although nothing else changed.
 
     Raises TemporaryFailure if failover logs changed while the seqnos were read, RemoteProtocolError if the statistics
-    are incomplete.
+    are incomplete. Raises AccessDenied if the user may not read statistics.
     """
+    try:
+        return await _view_vbuckets(reports, wanted, known, recheck)
+    except AccessDenied as error:
+        raise AccessDenied(
+            f"{error}: planned reads need the purge seqnos in the statistics; give the user a role with the privilege "
+            "SimpleStats, such as data_monitoring"
+        ) from None
+
+
+async def _view_vbuckets(
+    reports: SeqnoReports, wanted: Sequence[int], known: Mapping[int, VbucketInfo], recheck: Collection[int]
+) -> dict[int, VbucketInfo]:
     high_seqnos = await reports.served_seqnos(wanted)
     wanted = [*high_seqnos]
     if known.keys() >= high_seqnos.keys():
@@ -54,6 +66,21 @@ async def view_vbuckets(
     if await reports.failover_logs(wanted) != before:
         raise TemporaryFailure("failover logs changed while the seqnos were read")
     return {vb: _make_info(vb, before[vb], stats) for vb in wanted}
+
+
+async def view_ends(reports: SeqnoReports, wanted: Sequence[int]) -> dict[int, VbucketInfo]:
+    """Return the failover logs and high seqnos of vbuckets, without those that `served_seqnos` leaves out.
+
+    The purge seqnos are 0: they are in statistics, which data_dcp_reader may not read since Couchbase 7.0.
+
+    Raises TemporaryFailure if failover logs changed while the seqnos were read.
+    """
+    served = [*await reports.served_seqnos(wanted)]
+    before = await reports.failover_logs(served)
+    high_seqnos = await reports.served_seqnos(served)
+    if await reports.failover_logs(served) != before:
+        raise TemporaryFailure("failover logs changed while the seqnos were read")
+    return {vb: VbucketInfo(before[vb], seqno) for vb, seqno in high_seqnos.items()}
 
 
 async def _refresh_view(

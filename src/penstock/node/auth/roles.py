@@ -29,7 +29,6 @@ class Privilege(Enum):
     """A permission that a command needs.
 
     Attributes:
-        META_READ: sequence numbers and failover logs.
         META_WRITE: documents with the metadata of another bucket.
         SYSTEM_XATTR_READ: extended attributes whose names begin with `_`. Without this privilege `$XTOC` does not list
             them. Source: kv_engine, subdocument_context.cc, validate_xattr_privilege.
@@ -43,7 +42,6 @@ class Privilege(Enum):
     META_WRITE = auto()
     SYSTEM_XATTR_READ = auto()
     SYSTEM_XATTR_WRITE = auto()
-    META_READ = auto()
     SIMPLE_STATS = auto()
     REPLICATE = auto()
     MANAGE_COLLECTIONS = auto()
@@ -88,12 +86,11 @@ class RoleGrant(NamedTuple):
     bucket: frozenset[Privilege]
 
 
-_META_READ = frozenset((Privilege.META_READ,))
-_MONITORING = _META_READ | {Privilege.SIMPLE_STATS}
+_MONITORING = frozenset((Privilege.SIMPLE_STATS,))
 
 ROLE_GRANTS: dict[RoleName, RoleGrant] = {
-    RoleName.DATA_READER: RoleGrant(frozenset((Privilege.READ,)), _META_READ),
-    RoleName.DATA_WRITER: RoleGrant(frozenset((Privilege.WRITE,)), _META_READ),
+    RoleName.DATA_READER: RoleGrant(frozenset((Privilege.READ,)), frozenset()),
+    RoleName.DATA_WRITER: RoleGrant(frozenset((Privilege.WRITE,)), frozenset()),
     # Streams carry the system attributes, so data_dcp_reader may read them. Couchbase's data_reader and data_writer may
     # not either. Source: ns_server, menelaus_roles.erl.
     RoleName.DATA_DCP_READER: RoleGrant(

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from penstock.errors import AccessDenied, InvalidArguments, KeyNotFound, NotSupported
 from penstock.node.answers import Answer, CloseConnection
+from penstock.node.auth import Privilege
 from penstock.node.cluster.pushed_map import PushedMap
 from penstock.node.cluster.release import VERSION
 from penstock.node.session.command_table import (
     LOGIN,
-    META_READ,
     NO_LOGIN,
+    READ,
     SETTINGS,
     SIMPLE_STATS,
     CommandTable,
@@ -167,9 +168,13 @@ def get_error_map(session: Session, request: GetErrorMap) -> bytes:
     return encode_reply(request, value=build_error_map(request.version), datatype=session.datatypes & Datatype.JSON)
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=READ)
 def get_all_vb_seqnos(session: Session, request: GetAllVbSeqnos | GetCollectionSeqnos) -> bytes:
-    """Return the seqnos at which streams of this connection would end now. A replica's changes are all visible."""
+    """Return the seqnos at which streams of this connection would end now. A replica's changes are all visible.
+
+    The user needs READ for the collection, and without collections for the default one. For the seqnos of the bucket,
+    any collection is enough. Source: kv_engine, ep_engine.cc, doGetAllVbSeqnosPrivilegeCheck.
+    """
     state = request.state or 0
     if state > max(VbucketState):
         raise InvalidArguments(f"vbucket state {state}, expected 0 to {max(VbucketState)}")
@@ -179,6 +184,8 @@ def get_all_vb_seqnos(session: Session, request: GetAllVbSeqnos | GetCollectionS
         collection = request.collection_id
         if collection not in session.get_visible_manifest(bucket).collections:
             raise make_unknown_collection_error(collection, bucket.store.manifests.current)
+    if collection is not None and not session.can_use_collection(Privilege.READ, collection):
+        raise AccessDenied(f"READ of collection 0x{collection:x}")
     states = {VbucketState(state)} if state else LIVING_STATES
     found = ((v, _find_high_seqno(v, collection)) for v in bucket.store.vbuckets if v.history.state in states)
     return encode_reply(request, value=pack_vb_seqnos((v.id, seqno) for v, seqno in found if seqno is not None))
@@ -191,8 +198,9 @@ def _find_high_seqno(vbucket: Vbucket, collection: int | None) -> int | None:
     return vbucket.collections.high_seqno(collection) if collection in vbucket.collections.ids else None
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=READ)
 def get_failover_log(session: Session, request: GetFailoverLog) -> bytes:
-    """Return the failover log of a vbucket in any state."""
+    """Return the failover log of a vbucket in any state. DCP_GET_FAILOVER_LOG needs no READ."""
+    session.check_bucket_privilege(Privilege.READ)
     vbucket = session.require_bucket().store.find_existing(request.vbucket)
     return encode_reply(request, value=pack_failover_log(vbucket.history.failover_log))

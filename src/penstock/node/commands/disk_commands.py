@@ -17,7 +17,7 @@ from penstock.errors import (
 from penstock.node.buckets.flusher import Flusher
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.commands.bucket_parameters import set_parameter
-from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, READ, CommandTable
+from penstock.node.session.command_table import MANAGE_BUCKETS, READ, SETTINGS, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
@@ -56,7 +56,7 @@ def _find_living_vbucket(bucket: ServedBucket, number: int) -> Vbucket:
     return vbucket
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=SETTINGS)
 def wait_for_seqno(session: Session, request: SeqnoPersistence) -> bytes:
     """Answer once the vbucket is persisted up to a seqno. In memory, all stored changes count as persisted."""
     bucket = session.require_bucket()
@@ -70,7 +70,7 @@ def wait_for_seqno(session: Session, request: SeqnoPersistence) -> bytes:
     return encode_reply(request)
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=READ)
 def observe_seqno(session: Session, request: ObserveSeqno) -> bytes:
     """Return the seqnos of a vbucket, and the end of the client's branch if a newer branch has replaced it."""
     if len(request.value) != _VBUUID_BYTES:

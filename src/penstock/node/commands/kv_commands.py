@@ -166,10 +166,10 @@ def touch_document(session: Session, request: Touch) -> bytes:
     return encode_reply(request, cas=item.cas)
 
 
-@COMMANDS.serve(needs=READ | WRITE, traits=Trait.RETRIED_LOCK)
+@COMMANDS.serve(needs=READ, traits=Trait.RETRIED_LOCK)
 def get_locked(session: Session, request: GetLocked) -> Answer:
     """Lock a document and return it with the lock's cas."""
-    key = session.change_key(request.key)
+    key = session.read_key(request.key)
     vbucket = find_active_vbucket(session, request.vbucket)
     item = vbucket.lock(key, limit_lock_seconds(request.lock_time or 0))
     session.changed.add(vbucket.id)  # the log records the lock's cas, so that later ones are higher
@@ -177,10 +177,10 @@ def get_locked(session: Session, request: GetLocked) -> Answer:
     return _reply_to_miss(session, request) if item is None else make_document_reply(session, request, item)
 
 
-@COMMANDS.serve(needs=WRITE, traits=Trait.RETRIED_LOCK)
+@COMMANDS.serve(needs=READ, traits=Trait.RETRIED_LOCK)
 def unlock_document(session: Session, request: Unlock) -> bytes:
     """Unlock a document by the lock's cas."""
-    find_active_vbucket(session, request.vbucket).unlock(session.write_key(request.key), request.cas)
+    find_active_vbucket(session, request.vbucket).unlock(session.read_key(request.key), request.cas)
     return encode_reply(request)
 
 

@@ -8,7 +8,7 @@ from struct import Struct
 from penstock.errors import InvalidArguments, NotSupported, OutOfRange
 from penstock.node.answers import Parked
 from penstock.node.buckets.vbucket_events import VbucketEvent
-from penstock.node.session.command_table import MANAGE_BUCKETS, META_READ, SETTINGS, CommandTable
+from penstock.node.session.command_table import LOGIN, MANAGE_BUCKETS, SETTINGS, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.store.documents.durability_monitor import parse_chains
@@ -61,7 +61,7 @@ def _read_chains(value: bytes, datatype: int) -> Chains:
     return parse_chains(fields.get("topology"))
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=LOGIN)
 def get_vbucket(session: Session, request: GetVbucket) -> bytes:
     """Return the state of a vbucket."""
     vbucket = session.require_bucket().store.find_existing(request.vbucket)

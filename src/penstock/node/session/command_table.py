@@ -11,8 +11,8 @@ opcodes in `opcodes`. It receives the decoded message.
 A command needs privileges, or a login without any privilege in particular (LOGIN), or nothing (NO_LOGIN). Commands
 without a login reply nothing about buckets. LIST_BUCKETS and SELECT_BUCKET need only a login, and use `User.sees`. A
 privilege about documents is checked for the collection of the request's key. For a command without a key, such as
-DCP_OPEN, the user needs the privilege somewhere in the bucket (`User.may_somewhere`). The contents of the request are
-checked later.
+DCP_OPEN, the user needs the privilege somewhere in the bucket (`User.has_privilege_within`). The contents of the
+request are checked later. A command about the whole bucket checks that (`Session.check_bucket_privilege`).
 Source: memcached daemon/mcbp_privileges.cc, with fewer privileges.
 """
 
@@ -33,7 +33,6 @@ __all__ = [
     "LOGIN",
     "MANAGE_BUCKETS",
     "MANAGE_COLLECTIONS",
-    "META_READ",
     "META_WRITE",
     "NO_LOGIN",
     "READ",
@@ -55,7 +54,6 @@ NO_LOGIN: Final[Needs] = None
 LOGIN: Final = frozenset[Privilege]()
 READ: Final = frozenset((Privilege.READ,))
 WRITE: Final = frozenset((Privilege.WRITE,))
-META_READ: Final = frozenset((Privilege.META_READ,))
 META_WRITE: Final = frozenset((Privilege.META_WRITE,))
 SIMPLE_STATS: Final = frozenset((Privilege.SIMPLE_STATS,))
 STREAM: Final = frozenset((Privilege.STREAM,))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
-from penstock.errors import NoBucket
+from penstock.errors import AccessDenied, NoBucket
 from penstock.node.answers import Answer, FinishedWork
 from penstock.node.auth import Login, Privilege
 from penstock.node.buckets.endpoint_reports import StreamRole
@@ -287,10 +287,19 @@ class Session:
             privilege, None if bucket is None else bucket.store.name, scope, collection
         )
 
+    def check_bucket_privilege(self, privilege: Privilege) -> None:
+        """Raise AccessDenied if the user does not have a privilege for the whole bucket."""
+        if not self.has_privilege(privilege):
+            raise AccessDenied(f"{privilege.name} of a part of the bucket, expected of the whole bucket")
+
     def can_use_key(self, privilege: Privilege, key: bytes) -> bool:
         """Return whether the user has a privilege in the collection of a store's key."""
+        return self.can_use_collection(privilege, split_collection_key(key)[0])
+
+    def can_use_collection(self, privilege: Privilege, collection_id: int) -> bool:
+        """Return whether the user has a privilege in a collection; for an unknown one, in the whole bucket."""
         manifest = self.require_bucket().store.manifests.current
-        collection = manifest.collections.get(split_collection_key(key)[0])
+        collection = manifest.collections.get(collection_id)
         if collection is None:
             return self.has_privilege(privilege)
         return self.has_privilege(privilege, manifest.scopes_by_id[collection.scope_id].name, collection.name)

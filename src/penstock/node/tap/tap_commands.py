@@ -6,8 +6,9 @@ from struct import Struct
 
 from penstock.errors import InvalidArguments, KeyNotFound, RemoteProtocolError, StatusError, TemporaryFailure
 from penstock.node.answers import Answer, CloseConnection
+from penstock.node.auth import Privilege
 from penstock.node.buckets.served_bucket import ServedBucket
-from penstock.node.session.command_table import META_READ, SETTINGS, STREAM, CommandTable
+from penstock.node.session.command_table import READ, SETTINGS, STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
@@ -134,9 +135,10 @@ def restart_all_streams(session: Session, request: ResetReplicationChain) -> byt
     return encode_reply(request)
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=READ)
 def get_last_closed_checkpoint(session: Session, request: LastClosedCheckpoint) -> bytes:
     """Return the id of a vbucket's last closed checkpoint."""
+    session.check_bucket_privilege(Privilege.READ)
     bucket = session.require_bucket()
     vbucket = bucket.store.find_existing(request.vbucket)
     return encode_reply(request, value=_ID.pack(bucket.tap.get_checkpoints(vbucket).last_closed_id))
@@ -153,7 +155,7 @@ def create_checkpoint(session: Session, request: CreateCheckpoint) -> bytes:
     return encode_reply(request, value=answer)
 
 
-@COMMANDS.serve(needs=META_READ)
+@COMMANDS.serve(needs=SETTINGS)
 def wait_for_checkpoint(session: Session, request: CheckpointPersistence) -> bytes:
     """Return the reply once a checkpoint is on disk. Raises TemporaryFailure for an open one of a bucket in memory."""
     bucket = session.require_bucket()
