@@ -354,6 +354,11 @@ def close_connection(connection: str) -> Edit:
     return edit
 
 
+def keep_connection(steps: Script) -> Script:
+    """Make the server keep the connections that it closed in the recording."""
+    return [replace(step, kind=CLOSES) if step.kind == CLOSED else step for step in steps]
+
+
 def send_early(index: int) -> Edit:
     """Return an edit: the client sends the request at an index before it has read the previous frame."""
 

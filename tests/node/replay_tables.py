@@ -24,6 +24,7 @@ from tests.node.replay_edits import (
     end_at_exact_seqno,
     ignore_deleted_revisions,
     insert_messages,
+    keep_connection,
     keep_new_changes,
     mark_disk,
     mark_memory,
@@ -130,7 +131,7 @@ DIFFERENCES: dict[str, Difference] = {
     "exact end": Difference(end_at_exact_seqno),
     "before open": Difference(
         answer_with(Status.EINVAL),
-        where=("dcp_before_open", *(f"dcp_no_open_op{code}" for code in ("51", "53", "55", "5a", "5b", "5d"))),
+        where=("dcp_before_open", *(f"dcp_no_open_op{code}" for code in ("51", "53", "55", "5b", "5d"))),
     ),
     "gapless": Difference(
         replace_fields(8, extras=MARKER.pack(13, 17, 5)),
@@ -184,9 +185,17 @@ DIFFERENCES: dict[str, Difference] = {
         refuse_all(Status.EINVAL),
         where=("dcp_notifier", "dcp_open_flags_2", "dcp_open_flags_7", "dcp_open_flags_80000001"),
     ),
-    "length of a name": Difference(
-        refuse_all(Status.EINVAL),
-        where=("dcp_open_name_250",),
+    "flush": Difference(
+        answer_with(Status.NOT_SUPPORTED),
+        where=("dcp_bad_flush_to_producer", "dcp_no_open_op5a"),
+    ),
+    "lengths": Difference(
+        close_after(2),
+        where=("dcp_bad_keylen_gt_body",),
+    ),
+    "unasked answers": Difference(
+        keep_connection,
+        where=("dcp_bad_res_unknown_opcode",),
     ),
     "outside snapshot": Difference(
         lambda steps: close_after(15)(steps) if len(steps) < 30 else remove_frames(18, 28, 30)(steps),

@@ -112,7 +112,7 @@ def test_get_scope_id_finds_a_scope(modern, path, found):
         (GetCollectionId(value=b"a.b.c"), S.EINVAL),
         (GetCollectionId(value=b"x" * 600 + b".y"), S.EINVAL),
         (SetManifest(value=b"{"), S.EINVAL),
-        (SetManifest(value=json.dumps({**MANIFEST, "uid": "0"}).encode()), S.ERANGE),
+        (SetManifest(value=json.dumps({**MANIFEST, "uid": "0"}).encode()), S.CANNOT_APPLY_COLLECTIONS_MANIFEST),
     ],
 )
 def test_invalid_requests_are_refused(modern, message, status):

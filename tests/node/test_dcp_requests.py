@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
+from penstock.wire.codec.constants import MAX_SEQNO, Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype, OpenFlag, StreamFlag
-from penstock.wire.codec.frame import Frame, cut_frame
+from penstock.wire.codec.frame import HEADER, Frame, cut_frame
 from penstock.wire.codec.layout import LAYOUTS
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
@@ -15,10 +15,16 @@ from penstock.wire.messages.dcp import (
     CloseStream,
     Control,
     DcpGetFailoverLog,
+    Deletion,
+    DeletionV2,
+    Mutation,
     Open,
+    Prepare,
+    SetVbucketState,
     SnapshotMarker,
     StreamEnd,
     StreamReq,
+    SystemEvent,
     unpack_rollback,
 )
 from penstock.wire.messages.kv import Noop, unpack_failover_log
@@ -30,8 +36,8 @@ ASK: dict[str, Any] = {"start_seqno": 0, "end_seqno": MAX_SEQNO, "vbuuid": 0, "s
 
 OPENS = [
     ("a producer", Open(key=b"name", flags=1), S.SUCCESS),
-    ("the longest name", Open(key=b"n" * 200, flags=1), S.SUCCESS),
-    ("a longer name", Open(key=b"n" * 201, flags=1), S.EINVAL),
+    ("the longest name", Open(key=b"n" * 250, flags=1), S.SUCCESS),
+    ("a longer name", Open(key=b"n" * 251, flags=1), S.EINVAL),
     ("xattrs", Open(key=b"name", flags=OpenFlag.PRODUCER | OpenFlag.INCLUDE_XATTRS), S.SUCCESS),
     ("no name", Frame(Magic.REQUEST, Opcode.DCP_OPEN, extras=bytes(8)), S.EINVAL),
     ("short extras", Frame(Magic.REQUEST, Opcode.DCP_OPEN, key=b"name", extras=bytes(4)), S.EINVAL),
@@ -59,6 +65,13 @@ def test_open_checks_flags_name_and_value(client, case, message, status):
     assert client.status(Noop()) == S.SUCCESS
 
 
+UNSERVED = {
+    Opcode.DCP_FLUSH: S.NOT_SUPPORTED,
+    Opcode.DCP_SEQNO_ADVANCED: S.UNKNOWN_COMMAND,
+    Opcode.DCP_OSO_SNAPSHOT: S.UNKNOWN_COMMAND,
+}
+"""Messages that no client may send, before and after OPEN, and the status of the answer."""
+
 EARLY = [
     *(
         Control(key=b"enable_noop", value=b"true"),
@@ -66,8 +79,8 @@ EARLY = [
         CloseStream(),
         BufferAck(nbytes=1),
     ),
-    # 0x51 would select UPR, and 0x54 needs no OPEN.
-    *(Frame(Magic.REQUEST, opcode) for opcode in (0x52, 0x53, *range(0x55, 0x68))),
+    # 0x51 would select UPR, and 0x54 needs no OPEN. UNSERVED have another status.
+    *(Frame(Magic.REQUEST, opcode) for opcode in (0x52, 0x53, *range(0x55, 0x68)) if opcode not in UNSERVED),
 ]
 
 
@@ -107,16 +120,77 @@ def test_second_open_is_refused(consumer):
     assert consumer.stream().specific == S.SUCCESS
 
 
-WRONG_ROLE = [0x51, 0x55, 0x56, 0x57, 0x58, 0x59, 0x5A, 0x5B, 0x5C, 0x5F, 0x60, 0x62, 0x63, 0x64, 0x65, 0x66, 0x67]
+@pytest.mark.parametrize("opcode", UNSERVED)
+def test_messages_that_no_client_may_send_are_answered(client, consumer, opcode):
+    assert client.status(Frame(Magic.REQUEST, opcode)) == UNSERVED[opcode]
+    assert consumer.status(Frame(Magic.REQUEST, opcode)) == UNSERVED[opcode]
+    assert consumer.stream().specific == S.SUCCESS
 
 
-@pytest.mark.parametrize("opcode", WRONG_ROLE)
-def test_producer_message_ends_connection(consumer, opcode):
+WRONG_ROLE = [0x51, 0x55, 0x56, 0x59, 0x5C, 0x62, 0x63, 0x66, 0x67]
+WRONG_ROLE_MESSAGES = [
+    Mutation(key=b"k", by_seqno=1),
+    Deletion(key=b"k", by_seqno=1),
+    SetVbucketState(state=VbucketState.ACTIVE),
+    SystemEvent(by_seqno=1, event=0, key=b"c", value=bytes(16)),
+    Prepare(key=b"k", by_seqno=1, cas=1),
+]
+
+
+def make_wrong_role(opcode):
     forms = LAYOUTS[Dialect.DCP][Magic.REQUEST][opcode]
-    frame = plain_frame(Opcode(opcode), forms[max(forms)])
-    if opcode == Opcode.DCP_SET_VBUCKET_STATE:
-        frame = frame._replace(extras=bytes([VbucketState.ACTIVE]))
-    consumer.send(frame)
+    return plain_frame(Opcode(opcode), forms[max(forms)])
+
+
+@pytest.mark.parametrize("message", [*map(make_wrong_role, WRONG_ROLE), *WRONG_ROLE_MESSAGES], ids=repr)
+def test_producer_message_ends_connection(consumer, message):
+    consumer.send(message)
+    assert consumer.ended()
+
+
+INVALID_MESSAGES = [
+    Mutation(key=b"k", by_seqno=0),
+    Deletion(by_seqno=1),
+    DeletionV2(key=b"k", by_seqno=1),
+    Prepare(key=b"k", by_seqno=1),
+    Prepare(key=b"k", by_seqno=0, cas=1),
+    Prepare(key=b"k", by_seqno=1, cas=1, durability=4),
+    SystemEvent(by_seqno=1, event=6, value=bytes(16)),
+    SystemEvent(by_seqno=1, event=0, version=3, value=bytes(16)),
+]
+
+
+@pytest.mark.parametrize("message", INVALID_MESSAGES, ids=repr)
+def test_invalid_producer_message_is_answered(consumer, message):
+    assert consumer.status(message) == S.EINVAL
+    assert consumer.stream().specific == S.SUCCESS
+
+
+def test_deletion_with_collections_has_a_time(node):
+    with connected(node) as client:
+        client.hello(Feature.COLLECTIONS).open()
+        assert client.status(Deletion(key=b"\0k", by_seqno=1)) == S.EINVAL
+        client.send(DeletionV2(key=b"\0k", by_seqno=1))
+        assert client.ended()
+
+
+@pytest.mark.parametrize("opcode", [Opcode.DCP_CONTROL, Opcode.DCP_GET_FAILOVER_LOG, Opcode.DCP_STREAM_REQ])
+def test_answer_to_a_request_that_was_not_sent_is_ignored(consumer, opcode):
+    consumer.send(Frame(Magic.RESPONSE, opcode))
+    assert consumer.stream().specific == S.SUCCESS
+    consumer.send(Frame(Magic.RESPONSE, opcode, Status.EINVAL))
+    assert consumer.ended()
+
+
+def test_missing_key_of_a_commit_ends_the_connection(consumer):
+    consumer.send(Frame(Magic.RESPONSE, Opcode.DCP_MUTATION, Status.KEY_ENOENT))
+    assert consumer.stream().specific == S.SUCCESS
+    consumer.send(Frame(Magic.RESPONSE, Opcode.DCP_COMMIT, Status.KEY_ENOENT))
+    assert consumer.ended()
+
+
+def test_length_beyond_the_body_ends_the_connection(consumer):
+    consumer.send(HEADER.pack(Magic.REQUEST, Opcode.DCP_GET_FAILOVER_LOG, 10, 0, 0, 0, 0, 0, 0))
     assert consumer.ended()
 
 

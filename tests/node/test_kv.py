@@ -248,17 +248,9 @@ def test_replies_keep_the_order_of_the_requests(client):
     assert [client.receive().value for _ in range(count)] == [b"v%d" % n for n in range(count)]
 
 
-def test_inconsistent_frame_is_refused_and_the_next_one_served(client):
-    client.send(HEADER.pack(Magic.REQUEST, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd", Noop(opaque=6))
-    replies = [client.receive(), client.receive()]
-    assert [(r.opcode, r.opaque, r.specific) for r in replies] == [
-        (Opcode.GET, 5, S.EINVAL),
-        (Opcode.NOOP, 6, S.SUCCESS),
-    ]
-
-
 CLOSED = [
     ("an unknown magic", b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
+    ("a key beyond the body", HEADER.pack(Magic.REQUEST, Opcode.GET, 10, 0, 0, 0, 4, 5, 0) + b"abcd"),
     ("a frame above the limit", HEADER.pack(Magic.REQUEST, Opcode.SET, 1, 8, 0, 0, 2**31, 5, 0)),
     ("a response to nothing", Frame(Magic.RESPONSE, Opcode.GET)),
     ("an answer to a request of the node", Frame(Magic.SERVER_RESPONSE, 0x01)),

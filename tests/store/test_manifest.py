@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
+from penstock.errors import CannotApplyManifest, InvalidArguments, UnknownCollection, UnknownScope
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import (
     DEFAULT_MANIFEST,
@@ -187,7 +187,7 @@ def test_dropping_a_scope_ends_its_collections_first() -> None:
 
 def test_received_manifest_must_be_a_successor() -> None:
     here = DEFAULT_MANIFEST.with_scope("s").with_collection("s", "c")
-    with pytest.raises(OutOfRange):
+    with pytest.raises(CannotApplyManifest, match="after"):
         here.accept_successor(Manifest(1, here.scopes))
     with pytest.raises(CannotApplyManifest):
         here.accept_successor(Manifest(2, here.without_scope("s").scopes))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 
-from penstock.errors import CannotApplyManifest, OutOfRange
+from penstock.errors import CannotApplyManifest
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.documents.vbucket import Vbucket
 
@@ -24,5 +24,5 @@ def adopt_manifest(served: ServedBucket, vbucket: Vbucket) -> None:
     served.changed.add(vbucket.id)
     try:
         served.change_manifest(vbucket.collections.read_manifest())
-    except (OutOfRange, CannotApplyManifest) as error:
+    except CannotApplyManifest as error:
         logger.warning("bucket %s keeps its own collections: %s", served.store.name, error)

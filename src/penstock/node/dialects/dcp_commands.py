@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from penstock.errors import InvalidArguments, NotSupported
+from penstock.errors import InvalidArguments, NotSupported, RemoteProtocolError
 from penstock.node.answers import Answer, CloseConnection
 from penstock.node.dialects.dcp_controls import apply_control
 from penstock.node.dialects.dcp_producer import DcpProducer
 from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
-from penstock.wire.codec.constants import Dialect, Feature, VbucketState
+from penstock.wire.codec.constants import Dialect, DurabilityLevel, Feature, SystemEventKind, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 from penstock.wire.codec.frame import Frame, name_opcode
-from penstock.wire.codec.layout import find_forms, find_layout
+from penstock.wire.codec.layout import Message, decode_frame, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
@@ -20,8 +20,14 @@ from penstock.wire.messages.dcp import (
     CloseStream,
     Control,
     DcpGetFailoverLog,
+    Deletion,
+    DeletionV2,
+    Mutation,
+    Prepare,
     SeqnoAcknowledged,
+    SetVbucketState,
     StreamReq,
+    SystemEvent,
     pack_rollback,
 )
 from penstock.wire.messages.kv import pack_failover_log
@@ -154,10 +160,44 @@ def refuse_request(session: Session, frame: Frame) -> bytes:
     """
     if frame.opcode not in DCP_OPCODES:
         raise InvalidArguments(f"{name_opcode(frame.opcode)} on a connection that speaks {Dialect.DCP}")
+    if frame.opcode == Opcode.DCP_FLUSH:
+        raise NotSupported("DCP_FLUSH, which no release since 5.0 has sent")
+    if frame.opcode in _UNKNOWN:
+        name = name_opcode(frame.opcode)
+        raise RemoteProtocolError(f"{name} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
     if frame.opcode != Opcode.DCP_OPEN:
-        _require_producer(session)
-    if find_forms(frame) is not None:
-        find_layout(frame).check(frame)
-    if frame.opcode == Opcode.DCP_SET_VBUCKET_STATE and frame.extras[0] not in set(VbucketState):
-        raise InvalidArguments(f"vbucket state {frame.extras[0]}, expected 1 to {max(VbucketState)}")
+        producer = _require_producer(session)
+        check_message_to_producer(decode_frame(frame), collections=producer.collections)
+    find_layout(frame).check(frame)
     raise CloseConnection(f"{name_opcode(frame.opcode)} sent to a producer")
+
+
+def check_message_to_producer(message: Message, *, collections: bool) -> None:
+    """Check a message that only producers send. kv_engine answers an invalid one, and closes after a valid one.
+
+    Args:
+        message: the message.
+        collections: whether the connection has agreed on collections. Then deletions have the form with a time.
+
+    Raises:
+        InvalidArguments: the message is invalid.
+    """
+    match message:
+        case Mutation() | Prepare() if not message.by_seqno:
+            raise InvalidArguments("seqno 0, expected at least 1")
+        case Prepare() if not message.cas:
+            raise InvalidArguments("a prepare with cas 0")
+        case Prepare() if message.durability not in set(DurabilityLevel):
+            raise InvalidArguments(f"durability level {message.durability}, expected 1 to {max(DurabilityLevel)}")
+        case Deletion() | DeletionV2() if isinstance(message, DeletionV2) != collections:
+            raise InvalidArguments(f"a deletion in the form {'without' if collections else 'with'} a time")
+        case SystemEvent() if message.event not in set(SystemEventKind) or message.version > _LAST_EVENT_VERSION:
+            raise InvalidArguments(f"system event {message.event} of version {message.version}")
+        case SetVbucketState() if message.state not in set(VbucketState):
+            raise InvalidArguments(f"vbucket state {message.state}, expected 1 to {max(VbucketState)}")
+
+
+_UNKNOWN = (Opcode.DCP_SEQNO_ADVANCED, Opcode.DCP_OSO_SNAPSHOT)
+"""Messages that kv_engine sends but does not know as requests."""
+
+_LAST_EVENT_VERSION = 2

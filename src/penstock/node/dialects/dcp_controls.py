@@ -96,6 +96,7 @@ def _set_consumer_name(producer: DcpProducer, value: str) -> None:
         raise _make_value_error(value, "a name")
     _refuse_filter(producer)
     producer.consumer_name = value
+    producer.choose_options()
 
 
 def _refuse_stream_buffer(producer: DcpProducer, value: str) -> None:

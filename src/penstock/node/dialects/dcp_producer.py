@@ -42,8 +42,17 @@ _NEEDS_ACTIVE = StreamFlag.ACTIVE_VB_ONLY | StreamFlag.TAKEOVER
 _NOOP_OPAQUES = 10_000_000  # the first opaque is the next number
 _VBUCKET_BITS = 16  # the key of a stream has the stream id above the bits of its vbucket
 
-_STREAM_OPCODES = frozenset(
+_ANSWERED_OPCODES = frozenset(
     (
+        # Requests of a consumer, which a producer never sends: kv_engine ignores such answers too.
+        Opcode.DCP_OPEN,
+        Opcode.DCP_ADD_STREAM,
+        Opcode.DCP_CLOSE_STREAM,
+        Opcode.DCP_STREAM_REQ,
+        Opcode.DCP_GET_FAILOVER_LOG,
+        Opcode.DCP_BUFFER_ACK,
+        Opcode.DCP_CONTROL,
+        # Messages of a stream.
         Opcode.DCP_SNAPSHOT_MARKER,
         Opcode.DCP_MUTATION,
         Opcode.DCP_DELETION,
@@ -58,6 +67,8 @@ _STREAM_OPCODES = frozenset(
         Opcode.DCP_STREAM_END,
     )
 )
+"""Opcodes whose answers may come. Source: kv_engine, DcpProducer::handleResponse."""
+
 # Statuses of responses from a consumer that has closed the stream meanwhile, or has a new stream of the vbucket.
 _STATUSES_AFTER_CLOSE = frozenset(
     (Status.SUCCESS, Status.NOT_MY_VBUCKET, Status.DCP_STREAM_NOT_FOUND, Status.OPAQUE_NO_MATCH),
@@ -199,6 +210,7 @@ class DcpProducer(StreamProducer):
             ext_metadata=self.sends_ext_metadata,
             seqno_advanced=self.collections or skips,
             sync_writes=self.sends_prepares,
+            visible_seqnos=self.sends_prepares and bool(self.consumer_name),
             purge_seqno=self.sends_purge_seqno,
             history=self.accepts_history,
             out_of_order=self.out_of_order is not None,
@@ -366,11 +378,20 @@ class DcpProducer(StreamProducer):
             pass  # the takeover has ended
         elif (frame.opcode, frame.specific) == (Opcode.DCP_CACHE_TRANSFER, Status.ENOMEM):
             self._cancel_caches(frame.opaque)
-        elif frame.opcode not in _STREAM_OPCODES or frame.specific not in (
-            _STATUSES_AFTER_CLOSE if self.uses_v7_statuses else _STATUSES_AFTER_CLOSE_BEFORE_7
-        ):
+        elif frame.opcode not in _ANSWERED_OPCODES or frame.specific not in self._list_harmless_statuses(frame.opcode):
             raise CloseConnection(f"response to {name_opcode(frame.opcode)} with status 0x{frame.specific:02x}")
         return b""
+
+    def _list_harmless_statuses(self, opcode: int) -> frozenset[Status]:
+        """Return the statuses of answers after which the connection goes on.
+
+        A commit or abort is sent only to a consumer that has the prepare, so a missing key there is a lost prepare.
+        """
+        if self.uses_v7_statuses:
+            return _STATUSES_AFTER_CLOSE
+        if opcode in (Opcode.DCP_COMMIT, Opcode.DCP_ABORT):
+            return _STATUSES_AFTER_CLOSE | {Status.KEY_EEXISTS}
+        return _STATUSES_AFTER_CLOSE_BEFORE_7
 
     def _cancel_caches(self, opaque: int) -> None:
         """End a cache transfer, since the consumer has no memory for it. The changes follow."""

@@ -13,7 +13,7 @@ from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Session
 from penstock.node.streams.change_producer import require_streamable_bucket
-from penstock.wire.codec.constants import Dialect
+from penstock.wire.codec.constants import MAX_KEY, Dialect, Feature
 from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.messages.dcp import Open
 
@@ -21,8 +21,6 @@ __all__ = ["COMMANDS"]
 
 COMMANDS = CommandTable()
 """Commands of which each may be a connection's first change-stream request."""
-
-MAX_NAME = 200
 
 # Flags that this node offers. Any other bit is EINVAL, also bits that only older releases had (notifiers). Plain
 # numbers: `~` of an IntFlag has named bits only.
@@ -53,8 +51,9 @@ def open_connection(session: Session, request: Open) -> bytes:
     require_ordered_replies(session)
     if session.endpoint is not None:
         raise InvalidArguments("a second DCP OPEN")
-    if len(request.key) > MAX_NAME:
-        raise InvalidArguments(f"name of {len(request.key)} bytes, limit {MAX_NAME}")
+    longest = MAX_KEY + (Feature.COLLECTIONS in session.features)  # the limit of all keys in kv_engine's validators
+    if len(request.key) > longest:
+        raise InvalidArguments(f"name of {len(request.key)} bytes, limit {longest}")
     _check_flags(request.flags)
     consumer_name = _read_consumer_name(request)
     produces = bool(request.flags & OpenFlag.PRODUCER)

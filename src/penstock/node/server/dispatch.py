@@ -38,7 +38,6 @@ from penstock.node.commands.durability import serve_durable_write
 from penstock.node.dialects import dcp_commands, upr_commands, upr_draft_commands
 from penstock.node.replication import consumer_commands, open_commands
 from penstock.node.session.command_table import Command, CommandTable, Needs, Trait
-from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import NO_INFOS, Handler, Handlers, Session, Shape
 from penstock.node.tap import tap_commands, tap_receiver
 from penstock.wire.codec.constants import Dialect, Feature
@@ -312,8 +311,11 @@ def handle_response(session: Session, frame: Frame) -> bytes:
 
 
 def answer_malformed(session: Session, event: MalformedFrame) -> bytes:
-    """Return the reply to a request whose parts do not fit into its body."""
-    frame = Frame(event.magic, event.opcode, opaque=event.opaque)
+    """Return the reply to a request whose parts do not fit into its body. Only the UPR draft has one.
+
+    Raises:
+        CloseConnection: the connection speaks another dialect. kv_engine does not answer such a header either.
+    """
     if session.dialect is Dialect.UPR_DRAFT and event.opcode == Opcode.SET:
-        return upr_draft_commands.refuse_request(session, frame)
-    return encode_reply(frame, event.error.status)
+        return upr_draft_commands.refuse_request(session, Frame(event.magic, event.opcode, opaque=event.opaque))
+    raise CloseConnection(str(event.error))

@@ -337,7 +337,7 @@ class ProducerStream:
         purge_seqno = None
         if options.purge_seqno and (cursor.is_first or flags & SnapshotFlag.DISK):
             purge_seqno = self.vbucket.index.purge_seqno
-        if options.sync_writes or purge_seqno is not None:
+        if options.visible_seqnos or purge_seqno is not None:
             return self._notices.encode_long_marker(start, end, flags, prepares, purge_seqno)
         return self._notices.encode_marker(start, end, flags)
 

@@ -61,6 +61,8 @@ class WireOptions:
         seqno_advanced: whether SEQNO_ADVANCED ends a snapshot whose last change is not sent.
         sync_writes: whether prepares, commits and aborts are messages of their own. Otherwise only commits are sent, as
             mutations and deletions.
+        visible_seqnos: whether markers have the highest seqno that clients see, for replicas. Only markers of version
+            2 have it.
         purge_seqno: whether the first marker of a stream, and markers of backfills, have the purge seqno.
         out_of_order: whether a stream of one collection may begin with its documents in the order of their keys.
         out_of_order_seqno: whether SEQNO_ADVANCED ends those documents.
@@ -74,6 +76,7 @@ class WireOptions:
     ext_metadata: bool = False
     seqno_advanced: bool = False
     sync_writes: bool = False
+    visible_seqnos: bool = False
     purge_seqno: bool = False
     out_of_order: bool = False
     out_of_order_seqno: bool = False

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Final
 
-from penstock.errors import CannotApplyManifest, InvalidArguments, OutOfRange, UnknownCollection, UnknownScope
+from penstock.errors import CannotApplyManifest, InvalidArguments, UnknownCollection, UnknownScope
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
@@ -248,12 +248,11 @@ class Manifest:
             The given manifest. Its next_id is at least that of this manifest.
 
         Raises:
-            OutOfRange: its uid is below the uid of this manifest.
-            CannotApplyManifest: it has the uid of this manifest but other contents, gives a known id another name or
-                scope, or brings back the default collection.
+            CannotApplyManifest: its uid is below the uid of this manifest, or the same with other contents. Or it
+                gives a known id another name or scope, or brings back the default collection.
         """
         if given.uid < self.uid:
-            raise OutOfRange(f"manifest {given.uid:x} after {self.uid:x}", body=self.error_body)
+            raise CannotApplyManifest(f"manifest {given.uid:x} after {self.uid:x}", body=self.error_body)
         if given.uid == self.uid and not given.has_same_content(self):
             raise CannotApplyManifest(
                 f"manifest {given.uid:x} differs from the manifest with the same uid here", body=self.error_body

@@ -133,7 +133,8 @@ def _unpack_durability(data: bytes) -> Durability:
         raise _make_error(f"durability level {data[0]}, expected 1 to 3", Status.DURABILITY_INVALID_LEVEL)
     timeout_ms = int.from_bytes(data[1:], "big") if len(data) > 1 else None
     if timeout_ms in _NO_TIMEOUTS:
-        raise _make_error(f"durability timeout of {timeout_ms} ms, expected 1 to 65534")
+        text = f"durability timeout of {timeout_ms} ms, expected 1 to 65534"
+        raise _make_error(text, Status.DURABILITY_INVALID_LEVEL)  # kv_engine has one status for level and timeout
     return Durability(DurabilityLevel(data[0]), timeout_ms)
 
 
