@@ -212,7 +212,12 @@ class Bindings:
         return self._ours.get(kind, {}).get(recorded, recorded)
 
 
-def compare_frames(expected: Frame, actual: Frame, bindings: Bindings, connection: str) -> str | None:
+PartLister = Callable[[Frame], Iterator[FramePart]]
+
+
+def compare_frames(
+    expected: Frame, actual: Frame, bindings: Bindings, connection: str, list_parts: PartLister = list_parts
+) -> str | None:
     """Return a text about the first difference of two frames, or None if they agree."""
     theirs, ours = list(list_parts(expected)), list(list_parts(actual))
     for (name, recorded, kind), (_, value, _) in zip(theirs, ours, strict=False):
@@ -297,16 +302,25 @@ class Player:
         others: more connections that actions have opened.
     """
 
+    list_parts: PartLister = staticmethod(list_parts)
+
     def __init__(
         self, node: Node, bindings: Bindings, *, patience: float = PATIENCE, acknowledge: bool = False
     ) -> None:
         self.node = node
-        self.side_client = WireClient(node)
+        self.side_client = self.connect_side_client()
         self.patience = patience
         self.bindings = bindings
         self.acknowledge = acknowledge
         self.peers: dict[str, Peer] = {}
         self.others: list[WireClient] = []
+
+    def connect_side_client(self) -> WireClient:
+        return WireClient(self.node)
+
+    def make_peer(self, connection: str) -> Peer:
+        """Open a connection of the recorded client."""
+        return Peer(self.node, acknowledge=self.acknowledge)
 
     def play(self, script: Iterable[Step], *, by_vbucket: bool) -> None:
         """Play a script.
@@ -362,7 +376,7 @@ class Player:
 
     def _open_peer(self, name: str) -> Peer:
         if name not in self.peers:
-            self.peers[name] = Peer(self.node, acknowledge=self.acknowledge)
+            self.peers[name] = self.make_peer(name)
         return self.peers[name]
 
     def _receive(self, step: Step) -> Frame | None:
@@ -381,7 +395,7 @@ class Player:
             found.append(frame)
         steps = sorted(run, key=lambda step: _get_order_key(step.frame))
         for step, frame in zip(steps, sorted(found, key=_get_order_key), strict=True):
-            if difference := compare_frames(step.frame, frame, self.bindings, step.connection):
+            if difference := compare_frames(step.frame, frame, self.bindings, step.connection, self.list_parts):
                 both = f"expected {format_frame(step.frame)}\nfound    {format_frame(frame)}"
                 raise Mismatch(f"{_format_place(step)}: {difference}\n{both}")
 
