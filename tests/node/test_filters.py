@@ -50,15 +50,43 @@ def read_or_get_status(value):
     ("value", "expected"),
     [
         (b"", FilterRequest()),
-        (b"{}", FilterRequest()),
         (b'{"uid":"ff","other":[]}', FilterRequest()),
-        (b'{"collections":["0x8","A","8"],"sid":7}', FilterRequest(collections=(8, 10), stream_id=7)),
+        (b'{"uid":1}', FilterRequest()),
+        (b'{"uid":null}', FilterRequest()),
+        (b'{"collections":[]}', FilterRequest(collections=())),
+        (b'{"collections":["8","A","8"],"sid":7}', FilterRequest(collections=(8, 10), stream_id=7)),
         (b'{"scope":"0"}', FilterRequest(scope=0)),
         (b'{"purge_seqno":"18446744073709551615"}', FilterRequest(purge_seqno=2**64 - 1)),
     ],
 )
 def test_request_value_is_decoded(value, expected):
     assert read_filter_request(value) == expected
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b"{}",
+        b"[]",
+        b'"8"',
+        b'{"other":1}',
+        b'{"collections":["0x8"]}',
+        b'{"collections":["8 "]}',
+        b'{"collections":["000000008"]}',
+        b'{"collections":[""]}',
+        b'{"collections":[8]}',
+        b'{"collections":["2"]}',
+        b'{"collections":"8"}',
+        b'{"scope":"1"}',
+        b'{"scope":"7"}',
+        b'{"scope":8}',
+        b'{"scope":"8","collections":[]}',
+        b'{"sid":-1}',
+        b'{"sid":1.0}',
+    ],
+)
+def test_invalid_request_value_is_refused(value):
+    assert read_or_get_status(value) == Status.EINVAL
 
 
 def make_event(kind, subject):

@@ -162,7 +162,7 @@ FILTERS = [
     (make_collection_filter(0, LAGERS), [(0, b"d"), (LAGERS, b"l")], [b"lagers"], 6),
     (make_filter_value(scope=f"{BEERS:x}"), [(LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
     (make_filter_value(scope="0"), [(0, b"d")], [], 4),
-    (b"{}", [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
+    (b'{"uid":"7"}', [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
     (make_filter_value(uid="1"), [(0, b"d"), (LAGERS, b"l"), (ALES, b"a")], [b"beers", b"ales", b"lagers"], 7),
 ]
 
@@ -286,14 +286,13 @@ REFUSED = [
     (b'{"collections":' + b"[" * 100_000 + b"]" * 100_000 + b"}", S.EINVAL),
     (b"\xff", S.EINVAL),
     (make_filter_value(unknown=1), S.EINVAL),
-    (make_filter_value(collections=[]), S.EINVAL),
+    (b"{}", S.EINVAL),
     (make_filter_value(collections="8"), S.EINVAL),
     (make_filter_value(collections=[8]), S.EINVAL),
     (make_filter_value(collections=["x"]), S.EINVAL),
     (make_filter_value(collections=["123456789"]), S.EINVAL),
     (make_filter_value(collections=["8"], scope="8"), S.EINVAL),
     (make_filter_value(scope=8), S.EINVAL),
-    (make_filter_value(uid=1), S.EINVAL),
     (make_filter_value(purge_seqno=1), S.EINVAL),
     (make_filter_value(purge_seqno="-1"), S.EINVAL),
     (make_filter_value(purge_seqno=str(2**64)), S.EINVAL),
@@ -303,7 +302,8 @@ REFUSED = [
     (make_filter_value(sid=0), S.DCP_STREAMID_INVALID),
     (make_filter_value(sid=65536), S.DCP_STREAMID_INVALID),
     (make_filter_value(sid=1), S.DCP_STREAMID_INVALID),
-    (make_filter_value(collections=["7"]), S.UNKNOWN_COLLECTION),
+    (make_filter_value(collections=["7"]), S.EINVAL),
+    (make_filter_value(collections=["1"]), S.UNKNOWN_COLLECTION),
     (make_filter_value(collections=["0", "ffffffff"]), S.UNKNOWN_COLLECTION),
     (make_filter_value(scope="9"), S.UNKNOWN_SCOPE),
 ]
@@ -319,6 +319,14 @@ def test_invalid_filters_are_refused(beer_consumer, value, status):
         beer_consumer.stream(value=make_filter_value(uid="1", unknown=[], cts={}, purge_seqno="5")).specific
         == S.SUCCESS
     )
+
+
+def test_stream_of_no_collections_ends(beer_writer, beer_consumer):
+    beer_writer.set(make_key(ALES))
+    assert beer_consumer.stream(value=make_filter_value(collections=[])).specific == S.SUCCESS
+    end = beer_consumer.message()
+    assert (type(end), end.reason) == (StreamEnd, R.FILTER_EMPTY)
+    assert beer_consumer.stream().specific == S.SUCCESS
 
 
 def test_filter_without_collections_is_refused(legacy):

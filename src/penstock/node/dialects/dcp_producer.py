@@ -279,7 +279,9 @@ class DcpProducer(StreamProducer):
         if flags & StreamFlag.CACHE_TRANSFER:
             start = stream.request.start_seqno
             stream.cache = CachedDocumentReader(stream.vbucket, stream.encoder.filter, wanted.cache, start)
-        if flags & StreamFlag.TAKEOVER:
+        if stream.encoder is not None and stream.encoder.filter.is_empty:
+            self.end_stream(stream, StreamEndReason.FILTER_EMPTY)
+        elif flags & StreamFlag.TAKEOVER:
             self._start_takeover(stream, sees_all=self.collections and _sees_all(stream.encoder))
 
     def _start_takeover(self, stream: ProducerStream, *, sees_all: bool) -> None:

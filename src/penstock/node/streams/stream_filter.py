@@ -36,7 +36,8 @@ __all__ = [
     "read_filter_request",
 ]
 
-_HEX = re.compile(r"(0x)?[0-9a-fA-F]{1,8}")
+_HEX = re.compile(r"[0-9a-fA-F]{1,8}")
+_RESERVED_COLLECTIONS, _RESERVED_SCOPES = range(2, 8), range(1, 8)  # in kv_engine; no collection has the id 1
 _HIGHEST_STREAM_ID: Final = 0xFFFF
 
 
@@ -88,7 +89,7 @@ def read_filter_request(text: bytes) -> FilterRequest:
     if not isinstance(fields, dict):
         raise InvalidArguments(f"value of a stream request: {text[:40]!r}, expected an object")
     known = {name: read(fields[name]) for name, read in _READERS.items() if name in fields}
-    if fields and not known:
+    if not known:
         raise InvalidArguments(f"value of a stream request: none of {', '.join(_READERS)} in {text[:80]!r}")
     if "scope" in known and "collections" in known:
         raise InvalidArguments("value of a stream request: a scope and collections, expected one of them")
@@ -101,21 +102,29 @@ def read_filter_request(text: bytes) -> FilterRequest:
     )
 
 
-def _read_id(value: Any) -> int:
+def _read_id(value: Any, reserved: range) -> int:
     if not isinstance(value, str) or not _HEX.fullmatch(value):
         raise InvalidArguments(f"value of a stream request: id {str(value)[:40]!r}, expected a string of hexadecimals")
-    return int(value, 16)
+    number = int(value, 16)
+    if number in reserved:
+        raise InvalidArguments(f"value of a stream request: id {number}, which is reserved")
+    return number
 
 
 def _read_collections(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not value:
+    """Return the ids of collections. An empty list is valid: its stream ends when it begins."""
+    if not isinstance(value, list):
         raise InvalidArguments(f"value of a stream request: collections {str(value)[:40]!r}, expected a list of ids")
-    return tuple(dict.fromkeys(map(_read_id, value)))
+    return tuple(dict.fromkeys(_read_id(one, _RESERVED_COLLECTIONS) for one in value))
+
+
+def _read_scope(value: Any) -> int:
+    return _read_id(value, _RESERVED_SCOPES)
 
 
 def _read_stream_id(value: Any) -> int:
-    if type(value) is not int:
-        raise InvalidArguments(f"value of a stream request: sid {str(value)[:40]!r}, expected a number")
+    if type(value) is not int or value < 0:
+        raise InvalidArguments(f"value of a stream request: sid {str(value)[:40]!r}, expected a number from 1")
     if not 1 <= value <= _HIGHEST_STREAM_ID:
         raise StatusError(f"stream id {value}, expected 1 to {_HIGHEST_STREAM_ID}", status=Status.DCP_STREAMID_INVALID)
     return value
@@ -130,10 +139,8 @@ def _read_purge_seqno(value: Any) -> int:
     return int(digits)
 
 
-def _read_uid(value: Any) -> str:
-    """Return the manifest uid that the consumer knows. It only serves people who read the request."""
-    if not isinstance(value, str) or not re.fullmatch(r"(0x)?[0-9a-fA-F]{1,16}", value):
-        raise InvalidArguments(f"value of a stream request: uid {str(value)[:40]!r}, expected a string of hexadecimals")
+def _read_uid(value: Any) -> Any:
+    """Return the manifest uid that the consumer knows, unchecked: only people who read the request use it."""
     return value
 
 
@@ -152,7 +159,7 @@ _READERS: dict[str, Callable[[Any], Any]] = {
     "uid": _read_uid,
     "sid": _read_stream_id,
     "collections": _read_collections,
-    "scope": _read_id,
+    "scope": _read_scope,
     "purge_seqno": _read_purge_seqno,
     "cts": _read_cache_budget,
 }
