@@ -307,6 +307,16 @@ REFUSED = [
 ]
 
 
+@pytest.mark.parametrize(
+    ("value", "sent", "stored"),
+    [(b'{"m":1}', 0, Datatype.JSON), (b"text", Datatype.JSON, 0), (b"1", Datatype.JSON, Datatype.JSON)],
+)
+def test_json_is_detected_whatever_the_datatype(node, client, value, sent, stored):
+    find_session(node, client).datatypes = int(Datatype.JSON)
+    assert client.status(make_set(value=value, datatype=sent)) == S.SUCCESS
+    assert client.meta(b"k").value_datatype == stored
+
+
 def test_compressed_document_has_the_limit_of_its_datatype(node):
     """Clients that read the document have the same limit."""
     packed = pack_xattrs({"_a": b"1"}, bytes(MAX_VALUE))
