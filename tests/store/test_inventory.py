@@ -301,6 +301,22 @@ def test_crash_while_a_segment_is_rewritten_alone_loses_nothing(*, has_inventory
     assert calls > 10
 
 
+def test_name_of_a_rewritten_segment_is_on_disk_before_the_log_has_a_note_of_it() -> None:
+    """A power failure may lose a name that was not synced, and a note of a draft without a file has no meaning."""
+    disk = MemoryDisk()
+    bucket = _open_bucket(disk)
+    for number in range(40):
+        bucket.vbuckets[number % 4].set(b"key %d" % (number % 4), b"value")
+    bucket.log.room.seal_active()
+    bucket.log.commits.run()
+    compaction = bucket.compactor.next_piece(everything=True)
+    assert compaction is not None
+    compaction.run()
+    drafts = [name for name in disk.names if name.startswith("segment")]
+    assert drafts
+    assert disk.on_disk.keys() >= set(drafts)
+
+
 def _open_bucket(disk: MemoryDisk) -> BucketStore:
     return BucketStore.open(
         Path(),
