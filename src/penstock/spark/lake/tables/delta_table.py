@@ -43,6 +43,7 @@ from penstock.spark.lake.tables.delta_store import (
     have_all_files,
     list_commit_errors,
     open_delta_log,
+    read_delta_log,
     read_keep_hours,
 )
 from penstock.spark.lake.tables.lake_table import CommitFailed, LakeTable
@@ -207,12 +208,12 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
             return
         if is_replacement:
             schema = Schema.from_arrow(_add_notes(self.schema, notes))
-            self._write_commit(table, actions, "overwrite", schema, properties)
+            _write_commit(self, table, actions, mode="overwrite", schema=schema, properties=properties)
             return
         replaced = {file.path for file in removed}
         for _ in range(TRIES):
             try:
-                self._write_commit(table, actions, "append", table.schema(), properties)
+                _write_commit(self, table, actions, mode="append", schema=table.schema(), properties=properties)
                 return
             except DeltaError as error:
                 failure = error
@@ -223,20 +224,6 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
                 break
             table = newer
         raise failure
-
-    def _write_commit(
-        self, table: DeltaTable, actions: list[Any], mode: str, schema: Schema, properties: CommitProperties
-    ) -> None:
-        # To find old logs, deltalake lists the whole log, which takes 0.1 s with 10,000 commits.
-        removes_logs = None if _is_checkpoint(self, table.version() + 1) else False
-        table.create_write_transaction(
-            actions,
-            mode,
-            schema,
-            self.partition_by,
-            commit_properties=properties,
-            post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=removes_logs),
-        )
 
     def _commit_changes(
         self,
@@ -368,7 +355,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
         Raises:
             CommitFailed: another commit came first.
         """
-        opened = self.open()
+        opened = None if self.open() is None else read_delta_log(self.path)  # deltalake advances it
         if opened is None:
             return
         hours, is_full = self.find_keep_hours(opened) if keep_hours is None else int(keep_hours), not only_replaced
@@ -387,7 +374,7 @@ class DeltaLakeTable(LakeTable[DeltaTable]):
 
     def set_time_travel(self) -> None:
         """Set how long past versions can be read. If another commit comes first, the next call tries again."""
-        opened = self.open()
+        opened = None if self.open() is None else read_delta_log(self.path)  # deltalake advances it
         wanted = {name: self.configuration[name] for name in RETENTION}
         if opened is None or wanted.items() <= opened.metadata().configuration.items():
             return
@@ -449,6 +436,28 @@ def _make_partition_values(table: DeltaLakeTable, file: DataFile) -> dict[str, s
 def _add_notes(schema: pa.Schema, notes: Mapping[str, str] | None) -> pa.Schema:
     """Return a schema with notes as metadata of its last column."""
     return schema.set(len(schema) - 1, schema.field(-1).with_metadata(notes))
+
+
+def _write_commit(
+    table: DeltaLakeTable,
+    opened: DeltaTable,
+    actions: list[Any],
+    *,
+    mode: str,
+    schema: Schema,
+    properties: CommitProperties,
+) -> None:
+    """Write a commit on top of a version, with the actions of the mode."""
+    # To find old logs, deltalake lists the whole log, which takes 0.1 s with 10,000 commits.
+    removes_logs = None if _is_checkpoint(table, opened.version() + 1) else False
+    opened.create_write_transaction(
+        actions,
+        mode,
+        schema,
+        table.partition_by,
+        commit_properties=properties,
+        post_commithook_properties=PostCommitHookProperties(cleanup_expired_logs=removes_logs),
+    )
 
 
 def _is_checkpoint(table: DeltaLakeTable, version: int) -> bool:
