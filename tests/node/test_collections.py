@@ -137,7 +137,10 @@ def test_collections_have_separate_documents(modern, client):
     ("key", "status"),
     [
         (prefix_key(11, b"k"), S.UNKNOWN_COLLECTION),
-        (prefix_key(1, b"k"), S.UNKNOWN_COLLECTION),
+        (prefix_key(11, b""), S.EINVAL),
+        (prefix_key(11, b"k" * 247), S.EINVAL),
+        (prefix_key(1, b"k"), S.EINVAL),
+        (prefix_key(7, b"k"), S.EINVAL),
         (b"\x80", S.EINVAL),
         (b"\x80\x00k", S.EINVAL),
         (b"\x00", S.EINVAL),

@@ -11,6 +11,7 @@ from penstock.wire.codec.layout import LAYOUTS
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
+    AddStream,
     BufferAck,
     CloseStream,
     Control,
@@ -152,6 +153,8 @@ INVALID_MESSAGES = [
     Mutation(key=b"k", by_seqno=0),
     Deletion(by_seqno=1),
     DeletionV2(key=b"k", by_seqno=1),
+    Deletion(key=b"k", by_seqno=1, datatype=Datatype.JSON, value=b"1"),
+    AddStream(flags=0x800),
     Prepare(key=b"k", by_seqno=1),
     Prepare(key=b"k", by_seqno=0, cas=1),
     Prepare(key=b"k", by_seqno=1, cas=1, durability=4),

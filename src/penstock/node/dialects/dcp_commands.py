@@ -10,12 +10,13 @@ from penstock.node.session.command_table import STREAM, CommandTable
 from penstock.node.session.replies import encode_reply
 from penstock.node.session.session import Handler, Session
 from penstock.wire.codec.constants import Dialect, DurabilityLevel, Feature, SystemEventKind, VbucketState
-from penstock.wire.codec.flags import StreamFlag
+from penstock.wire.codec.flags import Datatype, StreamFlag
 from penstock.wire.codec.frame import Frame, name_opcode
 from penstock.wire.codec.layout import Message, decode_frame, find_layout
 from penstock.wire.codec.opcodes import DCP_OPCODES, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import (
+    AddStream,
     BufferAck,
     CloseStream,
     Control,
@@ -191,6 +192,10 @@ def check_message_to_producer(message: Message, *, collections: bool) -> None:
             raise InvalidArguments(f"durability level {message.durability}, expected 1 to {max(DurabilityLevel)}")
         case Deletion() | DeletionV2() if isinstance(message, DeletionV2) != collections:
             raise InvalidArguments(f"a deletion in the form {'without' if collections else 'with'} a time")
+        case Deletion() | DeletionV2() if message.datatype & Datatype.JSON and not message.datatype & Datatype.XATTR:
+            raise InvalidArguments(f"a deletion of datatype 0x{message.datatype:02x}: a body without attributes")
+        case AddStream():
+            check_stream_flags(message.flags)
         case SystemEvent() if message.event not in set(SystemEventKind) or message.version > _LAST_EVENT_VERSION:
             raise InvalidArguments(f"system event {message.event} of version {message.version}")
         case SetVbucketState() if message.state not in set(VbucketState):

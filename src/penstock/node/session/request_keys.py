@@ -25,6 +25,8 @@ KeyReader = Callable[[bytes], bytes]
 MAX_COLLECTION_KEY: Final = 246
 """Bytes of a key without its collection id, outside the default collection. Source: kv_engine limits.h."""
 
+_RESERVED_IDS = range(1, 8)  # Source: kv_engine, CollectionID::isReserved
+
 
 def make_key_reader(
     login: Login, bucket: ServedBucket | None, view: ManifestView | None, *privileges: Privilege
@@ -75,9 +77,12 @@ class _CollectionAccess:
         """Check the access to one collection.
 
         Raises:
+            InvalidArguments: the id is reserved.
             UnknownCollection: the user does not see the collection.
             AccessDenied: the user lacks a privilege.
         """
+        if collection_id in _RESERVED_IDS:
+            raise InvalidArguments(f"collection id {collection_id}, which is reserved")
         store, view, login = self.store, self._view, self._login
         # A client without collections knows the default collection, so a missing privilege is an access error.
         manifest = view.get(self._bucket, login.effective_user) if view is not None else store.manifests.current
@@ -98,10 +103,10 @@ def _make_bare_reader(access: _CollectionAccess) -> KeyReader:
     manifests, everywhere = access.store.manifests, access.has_whole_bucket
 
     def read_bare_key(key: bytes) -> bytes:
-        if not everywhere or DEFAULT_COLLECTION not in manifests.current.collections:
-            access.check(DEFAULT_COLLECTION)
         if len(key) > MAX_KEY:
             raise _make_too_long_error(key, MAX_KEY)
+        if not everywhere or DEFAULT_COLLECTION not in manifests.current.collections:
+            access.check(DEFAULT_COLLECTION)
         return DEFAULT_PREFIX + key
 
     return read_bare_key
@@ -113,12 +118,12 @@ def _make_prefixed_reader(access: _CollectionAccess) -> KeyReader:
 
     def read_prefixed_key(key: bytes) -> bytes:
         collection_id, rest = split_collection_key(key)
-        if not everywhere or collection_id not in manifests.current.collections:
-            access.check(collection_id)
         if len(rest) > MAX_COLLECTION_KEY and (collection_id or len(rest) > MAX_KEY):
             raise _make_too_long_error(rest, MAX_COLLECTION_KEY if collection_id else MAX_KEY)
         if not rest:
             raise InvalidArguments("empty key after the collection id")
+        if not everywhere or collection_id not in manifests.current.collections:
+            access.check(collection_id)
         return key
 
     return read_prefixed_key
