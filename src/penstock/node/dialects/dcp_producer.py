@@ -279,7 +279,7 @@ class DcpProducer(StreamProducer):
         if flags & StreamFlag.CACHE_TRANSFER:
             start = stream.request.start_seqno
             stream.cache = CachedDocumentReader(stream.vbucket, stream.encoder.filter, wanted.cache, start)
-        if stream.encoder is not None and stream.encoder.filter.is_empty:
+        if stream.encoder.filter.is_empty:
             self.end_stream(stream, StreamEndReason.FILTER_EMPTY)
         elif flags & StreamFlag.TAKEOVER:
             self._start_takeover(stream, sees_all=self.collections and _sees_all(stream.encoder))

@@ -152,7 +152,8 @@ class ChangelogSink(DataSource):
     Spark passes these options: `path`, the lake; `checkpointLocation`, the checkpoint of the query. `vbuckets` is the
     number of vbuckets of the bucket, 1024 by default. `queryId` replaces the id in the checkpoint. `tableFormat` is
     delta, iceberg, or parquet for plain files. `catalog` is the URI of the catalog of Iceberg tables. `keepHours` is
-    the time for which past versions of new typed tables can be read. `lock` is the token of the lake's lease, if it has one.
+    the time for which past versions of new typed tables can be read. `lock` is the token of the lake's lease, if it has
+    one.
     """
 
     @classmethod
