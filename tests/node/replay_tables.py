@@ -185,6 +185,10 @@ DIFFERENCES: dict[str, Difference] = {
         refuse_all(Status.EINVAL),
         where=("dcp_notifier", "dcp_open_flags_2", "dcp_open_flags_7", "dcp_open_flags_80000001"),
     ),
+    "other opaque": Difference(
+        chain_edits(replace_fields(16, specific=Status.KEY_EEXISTS), remove_frames(33)),
+        where=("dcpcons_errors",),
+    ),
     "flush": Difference(
         answer_with(Status.NOT_SUPPORTED),
         where=("dcp_bad_flush_to_producer", "dcp_no_open_op5a"),

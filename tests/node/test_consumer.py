@@ -441,6 +441,13 @@ def test_statistics_name_the_consumer(client, streaming):
 # Peers that break the rules
 
 
+def test_end_of_an_earlier_stream_is_ignored(streaming):
+    streaming.marker(0, 5)
+    streaming.send(StreamEnd(opaque=streaming.opaque + 77, reason=0))
+    streaming.mutate(1)
+    streaming.settle()
+
+
 @pytest.mark.parametrize(
     ("send", "status"),
     [
@@ -455,7 +462,7 @@ def test_statistics_name_the_consumer(client, streaming):
         (lambda peer: peer.mutate(2, datatype=2), S.EINVAL),
         (lambda peer: peer.mutate(2, rev_seqno=2**63), S.ERANGE),
         (lambda peer: peer.mutate(2, vbucket=3), S.KEY_ENOENT),
-        (lambda peer: peer.send(mutation(77, 2)), S.KEY_ENOENT),
+        (lambda peer: peer.send(mutation(77, 2)), S.KEY_EEXISTS),
         (lambda peer: peer.send(CloseStream(vbucket=2)), S.KEY_ENOENT),
         (lambda peer: peer.send(AddStream()), S.KEY_EEXISTS),
         (lambda peer: peer.send(AddStream(vbucket=77)), S.NOT_MY_VBUCKET),

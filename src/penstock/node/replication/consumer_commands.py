@@ -239,8 +239,10 @@ def set_vbucket_state(session: Session, message: SetVbucketState) -> bytes:
 
 @MESSAGES.serve(needs=REPLICATE)
 def end_stream(session: Session, message: StreamEnd) -> bytes:
-    """Forget a stream that the producer has ended."""
-    get_consumer(session).end_stream(_find_stream(session, message), message.reason)
+    """Forget a stream that the producer has ended. The end of an earlier stream of the vbucket has no effect."""
+    consumer = get_consumer(session)
+    if not consumer.has_newer_stream(message.vbucket, message.opaque):
+        consumer.end_stream(_find_stream(session, message), message.reason)
     return b""
 
 

@@ -122,9 +122,14 @@ class DcpConsumer(StreamEndpoint):
             raise (
                 StatusError(text, status=Status.OPAQUE_NO_MATCH)
                 if self.negotiation.has_v7_statuses
-                else KeyNotFound(text)
+                else KeyExists(text)
             )
         return stream
+
+    def has_newer_stream(self, number: int, opaque: int) -> bool:
+        """Return whether a vbucket has a stream with another opaque. Source: kv_engine, DcpConsumer::streamEnd."""
+        stream = self.streams.get(number)
+        return stream is not None and stream.state is not None and stream.opaque != opaque
 
     def end_stream(self, stream: PassiveStream, reason: int) -> None:
         """Forget a stream that the producer has ended."""
