@@ -93,7 +93,7 @@ def vacuum(
         typer.Option(
             min=0,
             metavar="HOURS",
-            help="Keep files that tables dropped less than this time ago. Default: time_travel of typed tables, else 1.",
+            help="Keep files that tables dropped less than this time ago. Default: time_travel of typed tables, or 1.",
         ),
     ] = None,
     dry_run: Annotated[

@@ -24,7 +24,7 @@ def vacuum(lake: LakeDirectory, keep_hours: int | None = None, *, dry_run: bool 
 
     Args:
         lake: the lake of the tables.
-        keep_hours: 0 to remove the files at once; None for each table's own time: `time_travel` sets it for typed tables.
+        keep_hours: 0 to remove the files at once; None for the time of each table (`time_travel` of typed ones).
         dry_run: only report, and remove no file.
 
     Returns:
