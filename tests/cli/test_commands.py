@@ -14,7 +14,7 @@ import typer.main
 from penstock import Node
 from penstock.cli.base.app import app
 from penstock.cli.entry import register_commands
-from penstock.version import __version__
+from penstock.version import describe_version
 from tests.patience import PATIENCE
 
 register_commands()
@@ -47,7 +47,7 @@ def test_program_without_arguments_lists_its_commands(run):
 
 
 def test_version_is_printed(run):
-    assert run("--version") == (0, f"penstock {__version__}\n", "")
+    assert run("--version") == (0, f"{describe_version()}\n", "")
 
 
 @pytest.mark.parametrize(("path", "command"), COMMANDS)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from penstock.cli.base.show import print_text
-from penstock.version import __version__
+from penstock.version import describe_version
 
 __all__ = ["ORDER", "main"]
 
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given == ["--version"]:  # scripts often request it: without loading the commands it takes a tenth of the time
-        print_text(f"penstock {__version__}")
+        print_text(describe_version())
         return 0
     from penstock.cli.entry import run_command
 

@@ -22,7 +22,7 @@ from penstock.client.login.secret_sources import choose_secret
 from penstock.node.session.node_options import NodeOptions
 from penstock.options import format_option, list_options
 from penstock.spark.source.bucket_options import BucketOptions
-from penstock.version import __version__
+from penstock.version import describe_version
 
 __all__ = [
     "COMPLETION_VARIABLE",
@@ -153,7 +153,7 @@ app = typer.Typer(
 
 def _print_version(is_requested: bool) -> None:
     if is_requested:
-        print_text(f"penstock {__version__}")
+        print_text(describe_version())
         raise typer.Exit
 
 

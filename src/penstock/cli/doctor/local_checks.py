@@ -17,7 +17,8 @@ from penstock.cli.doctor.finding import Finding, FindingState
 from penstock.errors import UsageError
 from penstock.extras import list_extras
 from penstock.spark.runtime.java import choose_java, find_javas
-from penstock.version import __version__
+from penstock.version import describe_version
+from penstock.wire.codec import native
 
 __all__ = ["check_machine"]
 
@@ -41,7 +42,7 @@ def check_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
     Args:
         environment: the environment variables.
     """
-    yield _finding("penstock", FindingState.OK, f"penstock {__version__}")
+    yield _check_package()
     yield _check_python(sys.version_info[:3])
     for extra, modules in sorted(list_extras().items()):
         yield _check_extra(extra, modules)
@@ -52,6 +53,13 @@ def check_machine(environment: Mapping[str, str]) -> Iterator[Finding]:
         yield _check_space(purpose, directory)
     for port, option in _NODE_PORTS.items():
         yield _check_port(port, option)
+
+
+def _check_package() -> Finding:
+    if native.extension is not None:
+        return _finding("penstock", FindingState.OK, describe_version())
+    advice = "install a C compiler and Python's headers, then Penstock again; or unset PENSTOCK_NATIVE"
+    return _finding("penstock", FindingState.INFO, f"{describe_version()}: slower, nothing is missing", advice)
 
 
 def _check_python(found: tuple[int, int, int]) -> Finding:
