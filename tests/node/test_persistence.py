@@ -377,11 +377,12 @@ def test_statistics_show_the_persisted_seqno(client):
         "vb_0:high_seqno": "2",
         "vb_0:persisted_seqno": "1",
         "vb_0:whole_seqno": "2",
+        "vb_0:unused": "0",
         "vb_0:purge_seqno": "0",
         "vb_0:num_non_resident": "0",
         "vb_0:max_visible_seqno": "2",
     }
-    assert len(client.stats("vbucket-details")) == VBUCKETS * 14
+    assert len(client.stats("vbucket-details")) == VBUCKETS * 15
 
 
 # Disks that fail

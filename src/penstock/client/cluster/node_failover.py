@@ -84,7 +84,7 @@ async def fail_over(
         await control.set_chains({vbucket: [layout.list_names(vbucket)] for vbucket in mine}, VbucketState.ACTIVE)
         report = scan.reports[at]
         strays = _find(report.states, VbucketState.ACTIVE) - mine - (scan.plans.keys() - promoted.keys())
-        await control.delete_vbuckets(vbucket for vbucket in strays if not report.seqnos.get(vbucket, 0))
+        await control.delete_vbuckets(vbucket for vbucket in strays if not report.is_filled(vbucket))
     await publisher.publish(layout, removed=[node] if is_reachable else ())
     lost = tuple(sorted(scan.plans.keys() - promoted.keys()))
     return FailoverResult(promoted, lost, scan.risks, is_reachable)

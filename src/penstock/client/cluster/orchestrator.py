@@ -348,7 +348,7 @@ async def _spread_empty(publisher: MapPublisher) -> None:
 
 
 def _has_changes(report: NodeReport) -> bool:
-    return any(report.seqnos.values())
+    return any(map(report.is_filled, report.seqnos))
 
 
 async def _try_report(control: NodeControl) -> NodeReport | None:

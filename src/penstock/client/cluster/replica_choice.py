@@ -25,7 +25,7 @@ __all__ = [
 ]
 
 _STATES = {state.name.lower(): state for state in VbucketState}
-_NUMBERS = ("high_seqno", "whole_seqno", "last_message_age_ms", "persisted_seqno")
+_NUMBERS = ("high_seqno", "whole_seqno", "last_message_age_ms", "persisted_seqno", "unused")
 """The statistics that a report has, in the order of its attributes."""
 
 
@@ -39,6 +39,7 @@ class NodeReport(NamedTuple):
         ages: milliseconds since the last message of the streams that fill its copies. Copies without a message since
             the start of the node are left out.
         stored_seqnos: seqnos up to which the changes are on disk. Other servers do not report them here either.
+        unused: 1 for vbuckets without changes but the system event with which a bucket with change history begins.
     """
 
     states: Mapping[int, VbucketState]
@@ -46,10 +47,15 @@ class NodeReport(NamedTuple):
     whole_seqnos: Mapping[int, int] = {}
     ages: Mapping[int, int] = {}
     stored_seqnos: Mapping[int, int] = {}
+    unused: Mapping[int, int] = {}
 
     def has(self, vbucket: int, state: VbucketState) -> bool:
         """Return whether the node has a vbucket in a state."""
         return self.states.get(vbucket) is state
+
+    def is_filled(self, vbucket: int) -> bool:
+        """Return whether a vbucket has changes that it did not begin with. A seqno that is not reported may be any."""
+        return self.seqnos.get(vbucket) != 0 and not self.unused.get(vbucket)
 
     def is_fed(self, vbucket: int) -> bool:
         """Return whether a stream has reached a copy since the start of its node. Other servers do not report it."""
@@ -77,7 +83,7 @@ def parse_node_report(stats: Mapping[str, str]) -> NodeReport:
 def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
     """Return the index of the node that owns a vbucket, NO_NODE if none does.
 
-    An active vbucket without changes is not always an owner: a new bucket has all of its vbuckets active.
+    An unused active vbucket is not always an owner: a new bucket has all of its vbuckets active.
 
     Args:
         vbucket: the vbucket.
@@ -87,7 +93,7 @@ def find_owner(vbucket: int, reports: Sequence[NodeReport], mapped: int) -> int:
     active = [at for at, report in enumerate(reports) if report.has(vbucket, VbucketState.ACTIVE)]
     if mapped in active:
         return mapped
-    filled = [at for at in active if reports[at].seqnos.get(vbucket, 0)]
+    filled = [at for at in active if vbucket in reports[at].seqnos and reports[at].is_filled(vbucket)]
     return max(filled, key=lambda at: reports[at].seqnos[vbucket], default=NO_NODE)
 
 

@@ -289,7 +289,7 @@ class VbucketMover:
 async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
     """End that a node has vbuckets active or dead that belong to others.
 
-    A new bucket has all vbuckets active: they are empty, and deleted. A node that was failed over has the branch of
+    A new bucket has all vbuckets active: they are unused, and deleted. A node that was failed over has the branch of
     before, and one that has handed a vbucket over has the owner's: these become replicas. Each is dead first, so that
     no client writes to it and no stream fills it while it is compared.
 
@@ -312,9 +312,9 @@ async def release_strays(publisher: MapPublisher, node: NodeControl) -> None:
         return
     await publisher.adopt_map(node.endpoint)
     await node.set_states(active, VbucketState.DEAD)
-    seqnos = (await read_report(node)).seqnos
-    filled = {vb for vb in active | dead if seqnos.get(vb) != 0}  # also one that the server does not report
-    replaced = await _find_replaced(publisher, node, filled, seqnos)
+    report = await read_report(node)
+    filled = {vb for vb in active | dead if report.is_filled(vb)}
+    replaced = await _find_replaced(publisher, node, filled, report.seqnos)
     for vbucket in sorted(filled - replaced):
         owner = layout.chains[vbucket][0]
         if owner != NO_NODE:

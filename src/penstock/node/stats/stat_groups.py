@@ -159,6 +159,7 @@ def read_vbucket_details(bucket: ServedBucket, vbucket: Vbucket) -> Stats:
             ("high_seqno", vbucket.changes.high_seqno),
             ("persisted_seqno", vbucket.history.persisted_seqno),
             ("whole_seqno", vbucket.history.whole_seqno),
+            ("unused", int(vbucket.changes.is_unused)),
             ("purge_seqno", vbucket.index.purge_seqno),
             ("history_start_seqno", _find_history_start(bucket, vbucket)),
             ("uuid", vbucket.history.vbuuid),

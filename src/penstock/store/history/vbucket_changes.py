@@ -22,6 +22,7 @@ from penstock.store.log.segment import Segment
 from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD
+from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
 __all__ = [
     "BODY",
@@ -37,6 +38,7 @@ __all__ = [
 ]
 
 _MUTATION = int(Opcode.DCP_MUTATION)
+_FIRST_HIGHS = {DEFAULT_COLLECTION: 1}
 
 REFUSED = (TemporaryFailure, OutOfMemory)
 """The errors that the log raises while it refuses changes."""
@@ -105,6 +107,13 @@ class VbucketChanges:
         self.high_seqno = 0
         self.items = 0
         self.collection_state: CollectionState | None = None  # from the first system event on
+
+    @property
+    def is_unused(self) -> bool:
+        """Whether there are no changes but the system event with which a bucket with change history begins."""
+        state = self.collection_state
+        begins = state is not None and self.high_seqno == 1 and state.seqno == 1 and state.highs == _FIRST_HIGHS
+        return not self.high_seqno or begins
 
     def find(self, key: bytes, nbytes: int, frees: bool = False) -> Newest | None:
         """Return the newest change of a key. A frame of nbytes can be appended before any row moves.
