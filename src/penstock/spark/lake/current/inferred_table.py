@@ -8,6 +8,7 @@ have the values of older documents too.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Literal, NamedTuple
@@ -18,11 +19,14 @@ import pyarrow.parquet as pq
 
 from penstock.errors import UsageError
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.changelog_sample import NAMES, ChangelogSample
 from penstock.spark.lake.changelog.merge_rules import fill_collection_ids
 from penstock.spark.lake.current.child_shape import FieldShape
 from penstock.spark.lake.current.current_table import MergeProgress, merge_tables
 from penstock.spark.lake.current.document_table import DocumentTable
+from penstock.spark.lake.current.misfit_shape import AnyShape
 from penstock.spark.lake.current.shape_changes import list_shape_changes
+from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable, refuse_other_shape
 from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.lake.tables.directory import LakeDirectory
@@ -31,7 +35,7 @@ from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.tables.inference import MOST_SAMPLED, add_fields, spread_rows
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["Evolution", "InferredTable"]
+__all__ = ["Evolution", "EvolvingTable", "InferredTable", "open_sample"]
 
 Evolution = Literal["add", "keep", "fail"]
 """New fields of documents become columns, stay in `_rest`, or end the run."""
@@ -41,7 +45,6 @@ MOST_FILES = 64
 """Files of the changelog of which a sample reads one row group."""
 ENOUGH_VALUES = 1_000
 """Documents that the sample of a new table has at least. A collection may have few, in rows that were not sampled."""
-NAMES = ["event", "collection_id", "scope", "collection"]
 
 
 class InferredShape(NamedTuple):
@@ -73,25 +76,33 @@ class _CountedValues:
             yield value
 
 
-class InferredTable:
-    """The typed table of a collection, with the fields that its documents have.
+def open_sample(lake: LakeDirectory) -> ChangelogSample:
+    """Return the sample in which merges look for new fields. Tables that are merged together share it."""
+    return ChangelogSample(lake, LATER_VALUES, MOST_FILES)
+
+
+class EvolvingTable(ABC):
+    """A typed table whose fields may change from merge to merge.
 
     Args:
         lake: the lake of the changelog.
-        shape: the shape without fields.
-        evolve: whether new fields become columns.
     """
 
-    def __init__(self, lake: LakeDirectory, shape: FieldShape, evolve: Evolution = "add") -> None:
+    def __init__(self, lake: LakeDirectory) -> None:
         self.lake = lake
-        self.shape = shape
-        self.evolve = evolve
-        self._next_fields: pa.Schema | None = None
 
     @property
+    @abstractmethod
     def name(self) -> str:
         """The table's name."""
-        return self.shape.name
+
+    @abstractmethod
+    def make_shape(self, fields: pa.Schema) -> AnyShape:
+        """Return the declared shape of the table with some fields."""
+
+    @abstractmethod
+    def describe(self) -> DocumentTable:
+        """Return the table with the fields of its next merge, as a document table."""
 
     def find(self) -> TypedTable | None:
         """Return the table with the fields that it has, None before its first commit.
@@ -104,8 +115,8 @@ class InferredTable:
         found = TypedTable.find(self.lake, self.name)
         if found is None:
             return None
-        # "fail" is not stored, because it makes the same rows.
-        known = self.shape.take_fields(found.shape.fields)
+        # A shape has options that are not stored because they make the same rows.
+        known = self.make_shape(found.shape.fields)
         if known.to_json() != found.shape.to_json():
             refuse_other_shape(found, known)
         return TypedTable(self.lake, known, found.sample)
@@ -113,7 +124,7 @@ class InferredTable:
     def list_changes(self) -> list[str]:
         """Return the differences between the table in the lake and its declaration in words, apart from its fields."""
         found = TypedTable.find(self.lake, self.name)
-        return [] if found is None else list_shape_changes(found.shape, self.shape.take_fields(found.shape.fields))
+        return [] if found is None else list_shape_changes(found.shape, self.make_shape(found.shape.fields))
 
     def position(self) -> tuple[str, int] | None:
         """Return id and version of the changelog that the table has merged, None if nothing was merged."""
@@ -137,16 +148,44 @@ class InferredTable:
         """
         return merge_tables([self.describe()])[0]
 
-    def describe(self) -> DocumentTable:
+
+class InferredTable(EvolvingTable):
+    """The typed table of a collection, with the fields that its documents have.
+
+    Args:
+        lake: the lake of the changelog.
+        shape: the shape without fields.
+        evolve: whether new fields become columns.
+    """
+
+    def __init__(self, lake: LakeDirectory, shape: FieldShape, evolve: Evolution = "add") -> None:
+        super().__init__(lake)
+        self.shape = shape
+        self.evolve = evolve
+        self._next_fields: pa.Schema | None = None
+
+    @property
+    def name(self) -> str:
+        """The table's name."""
+        return self.shape.name
+
+    def make_shape(self, fields: pa.Schema) -> FieldShape:
+        """Return the shape of the table with inferred fields."""
+        return self.shape.take_fields(fields)
+
+    def describe(self, sample: ChangelogSample | None = None) -> DocumentTable:
         """Return the table with the fields for its next merge, as a document table.
 
         Raises UsageError if documents have new fields, and `evolve` is "fail".
+
+        Args:
+            sample: the sample of all tables that are merged together; None for an own one.
 
         Returns:
             The table. It replaces the existing one if it has other fields.
         """
         known = self.find()
-        shape, documents = self._choose_shape(known)
+        shape, documents = self._choose_shape(known, sample or open_sample(self.lake))
         self._next_fields = shape.fields
         table = TypedTable(self.lake, shape, documents)
         is_same = known is None or shape.fields == known.shape.fields
@@ -158,54 +197,56 @@ class InferredTable:
             self.describe()
         return self._next_fields
 
-    def _choose_shape(self, known: TypedTable | None) -> InferredShape:
+    def _choose_shape(self, known: TypedTable | None, sample: ChangelogSample) -> InferredShape:
         """Return the shape for the next merge: with the known fields, and those that `evolve` adds.
 
         Raises:
             UsageError: documents have new fields, and `evolve` is "fail".
         """
         if known is None:
-            return self._infer(None, FIRST_VALUES)
+            return self._infer(FIRST_VALUES)
         same = InferredShape(replace(self.shape, fields=known.shape.fields), known.sample or 0)
-        if not len(same.shape.fields):
-            # An array may be empty for years: its child looks at the new changes alone until one has an element.
-            has_fields = len(self._infer(known.position(), LATER_VALUES).shape.fields)
-            return self._infer(None, FIRST_VALUES) if has_fields else same
-        if self.evolve == "keep":
+        has_fields = bool(len(same.shape.fields))
+        if has_fields and self.evolve == "keep":
             return same
-        sample = self._infer(known.position(), LATER_VALUES)
-        joined = add_fields(same.shape.fields, sample.shape.fields)
+        documents = self.shape if isinstance(self.shape, TableShape) else self.shape.base
+        values = sample.find_values(known.position(), (documents.scope, documents.collection))
+        fields = self.shape.infer(values).fields
+        if not has_fields:
+            # An array may be empty for years: its child looks at the new changes alone until one has an element.
+            return self._infer(FIRST_VALUES) if len(fields) else same
+        joined = add_fields(same.shape.fields, fields)
         if not joined.changes:
             return same
         if self.evolve == "fail":
             raise UsageError(f"table {self.name}: {joined.changes[0]}, and evolve is 'fail'; expected the known fields")
-        return InferredShape(replace(self.shape, fields=joined.fields), same.documents + sample.documents)
+        return InferredShape(replace(self.shape, fields=joined.fields), same.documents + len(values))
 
     def infer_again(self) -> TypedTable:
         """Return the table with the fields of all documents in the changelog, independent of its present fields."""
-        return TypedTable(self.lake, *self._infer(None, None))
+        return TypedTable(self.lake, *self._infer(None))
 
-    def _infer(self, position: tuple[str, int] | None, most: int | None) -> InferredShape:
-        """Return the shape with the fields in a sample of changes after a position, or in all if `most` is None."""
-        delta = find_delta(self.lake, position)
+    def _infer(self, most: int | None) -> InferredShape:
+        """Return the shape with the fields in a sample of all changes, or in all of them if `most` is None."""
+        delta = find_delta(self.lake, None)
         if delta is None:
             return InferredShape(self.shape, 0)
-        enough = ENOUGH_VALUES if position is None and most is not None else 0
-        counted = _CountedValues(_sample_values(self.lake.changelog_table, delta.files, self.shape, most, enough))
+        counted = _CountedValues(_sample_values(self.lake.changelog_table, delta.files, self.shape, most))
         return InferredShape(self.shape.infer(counted), counted.count)
 
 
 def _sample_values(
-    table: AnyTable, files: Sequence[DataFile], shape: FieldShape, most: int | None, enough: int
+    table: AnyTable, files: Sequence[DataFile], shape: FieldShape, most: int | None
 ) -> Iterator[bytes | None]:
     """Yield values of a collection's documents, spread evenly over files of the changelog and over their rows.
+
+    If that are fewer than ENOUGH_VALUES, further ones come from all other rows.
 
     Args:
         table: the changelog.
         files: its files.
         shape: the collection.
         most: number of values; None for all.
-        enough: if the sample has fewer values, further ones come from all other rows.
     """
     chosen = files if most is None else [files[at] for at in spread_rows(len(files), MOST_FILES)]
     read, count = set[tuple[str, int]](), 0
@@ -218,11 +259,11 @@ def _sample_values(
                 places = spread_rows(len(values), len(values) if most is None else max(1, most // len(chosen)))
                 count += len(places)
                 yield from values.take(pa.array(places, pa.int64())).to_pylist()
-    for path in table.list_paths(files) if count < enough else ():
+    for path in table.list_paths(files) if most is not None and count < ENOUGH_VALUES else ():
         with open_parquet(path) as file:
             for number in range(file.num_row_groups):
-                if count < enough and (path, number) not in read:
-                    values = _read_values(file, number, shape)[: enough - count]
+                if count < ENOUGH_VALUES and (path, number) not in read:
+                    values = _read_values(file, number, shape)[: ENOUGH_VALUES - count]
                     count += len(values)
                     yield from values.to_pylist()
 

@@ -14,7 +14,7 @@ from penstock.spark.dependents.registry import DependentKind
 from penstock.spark.lake.changelog.found_collections import FoundCollections, find_collections, read_collections
 from penstock.spark.lake.current.current_table import merge_tables, read_merged_version
 from penstock.spark.lake.current.document_table import CURRENT, DocumentTable, describe_current
-from penstock.spark.lake.current.inferred_table import InferredTable
+from penstock.spark.lake.current.inferred_table import InferredTable, open_sample
 from penstock.spark.lake.current.merge_policy import MergePolicy
 from penstock.spark.lake.current.merged_state import retry_missing_files
 from penstock.spark.lake.current.misfit_table import MisfitTable
@@ -70,7 +70,7 @@ class TableTargets:
         inferred = infer_tables(find(self._lake), self._declared) if self._is_inferring else ()
         typed = [each for each in self._declared if each.kind == KIND]
         tables = [describe_current(self._lake)] if self._has_current else []
-        return [*tables, *_describe_tables(each.open(self._lake) for each in (*inferred, *typed))]
+        return [*tables, *_describe_tables(self._lake, [each.open(self._lake) for each in (*inferred, *typed)])]
 
 
 class TableTasks:
@@ -172,9 +172,10 @@ class TableTasks:
         return initialize_task(task, self._lake, read_merged_version(self._lake, target.table, target.table.open()))
 
 
-def _describe_tables(tables: Iterable[Dependent]) -> Iterator[DocumentTable]:
+def _describe_tables(lake: LakeDirectory, tables: Iterable[Dependent]) -> Iterator[DocumentTable]:
     """Yield tables with the columns of their next merge. A typed table comes before its dead letters."""
     typed: dict[str, TypedTable | InferredTable] = {}
+    sample = open_sample(lake)
     for each in tables:
         if isinstance(each, MisfitTable):
             # By one object, because the description of the typed table infers the fields of both.
@@ -182,7 +183,7 @@ def _describe_tables(tables: Iterable[Dependent]) -> Iterator[DocumentTable]:
         else:
             assert isinstance(each, TypedTable | InferredTable)
             typed[each.name] = each
-            yield each.describe()
+            yield each.describe(sample) if isinstance(each, InferredTable) else each.describe()
 
 
 def _report_rest(target: DocumentTable, conflicts: ConflictLog) -> RestReport | None:
