@@ -105,6 +105,12 @@ class MicroBatches:
         schema = DcpDataSource(dict(self.options)).schema()
         return pa.Table.from_batches(rows, to_arrow_schema(schema, timezone="UTC"))
 
+    def run_available(self) -> list[pa.Table]:
+        """Run all batches of an AvailableNow run by a new process, and return their rows."""
+        self.restart()
+        self.reader.prepareForTriggerAvailableNow()
+        return self.all()
+
     def all(self, most: int = 1000) -> list[pa.Table]:
         """Run batches until there are no changes left, and return the rows of each batch."""
         tables: list[pa.Table] = []

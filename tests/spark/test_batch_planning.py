@@ -23,6 +23,7 @@ from penstock.spark.source.batch_planning import (
     plan_batch,
     plan_batch_until,
     prepare_available_now,
+    store_proofs,
 )
 from penstock.spark.source.limits import row_allocation
 from penstock.spark.source.offsets import (
@@ -112,6 +113,19 @@ class TestProofs:
         assert plan_batch(end, {0: moved}, None, memory)[0] == Offset((at(0, B, 9, (7, 7)),))
         assert plan_batch(end, {0: moved})[0] == Offset((at(1, B, 9, purge_seqno=7, requested=7),))
 
+    def test_of_an_idle_query_are_stored_once(self):
+        """A query that starts again after a crash of the server reads on if the server kept all its changes."""
+        end, memory = plan_batch(make_first_offset(1), {0: info(7)})
+        assert store_proofs(end, memory) == (end, memory)  # the batch is not read yet
+        end, memory = plan_batch(end, {0: info(7)}, None, memory)
+        stored, memory = store_proofs(end, memory)
+        assert stored == Offset((at(0, A, 7, (7, 7)),))
+        assert partitions(end, stored, 1) == []
+        assert store_proofs(stored, memory)[0] is stored
+        assert plan_batch(stored, {0: info(7)}, None, memory)[0] is stored
+        crashed = VbucketInfo(log((B, 7), (A, 0)), 9, 0)
+        assert plan_batch(Offset.from_json(stored.to_json()), {0: crashed})[0] == Offset((at(0, B, 9, (7, 7)),))
+
     def test_of_another_offset_are_ignored(self):
         first, memory = plan_batch(make_first_offset(1), {0: info(7)})
         _, memory = plan_batch(first, {0: info(7)}, None, memory)
@@ -144,9 +158,17 @@ class TestAvailableNow:
         memory = prepare_available_now({0: info(7)})
         end, memory = plan_batch(make_first_offset(1), {0: info(9)}, None, memory)
         assert end == Offset((at(0, A, 7),))
-        again, memory = plan_batch(end, {0: info(20)}, None, memory)
-        assert again is end
-        assert plan_batch(again, {0: info(30)}, None, memory)[0] is end
+        proven, memory = plan_batch(end, {0: info(20)}, None, memory)
+        assert proven == Offset((at(0, A, 7, (7, 20)),))
+        assert plan_batch(proven, {0: info(30)}, None, memory)[0] is proven
+
+    def test_stores_the_proof_of_its_last_batch(self):
+        """The next run continues after a crash of the server that lost nothing. It does not read from 0."""
+        end, memory = plan_batch(make_first_offset(1), {0: info(7)}, None, prepare_available_now({0: info(7)}))
+        proven, memory = plan_batch(end, {0: info(7)}, None, memory)
+        assert partitions(end, proven, 1) == []
+        crashed = {0: VbucketInfo(log((B, 7), (A, 0)), 7, 0)}
+        assert plan_batch(proven, crashed, None, prepare_available_now(crashed))[0] is proven
 
     def test_read_from_the_current_offset_ends_there_too(self):
         memory = prepare_available_now({0: info(7)})
@@ -158,7 +180,9 @@ class TestAvailableNow:
         end, memory = plan_batch(make_first_offset(1), {0: info(7)}, None, memory)
         again, memory = plan_batch(end, {0: info(9, vbuuid=B)}, None, memory)
         assert again == Offset((at(1, B, 9, requested=0),))
-        assert plan_batch(again, {0: info(15, vbuuid=B)}, None, memory)[0] is again
+        proven, memory = plan_batch(again, {0: info(15, vbuuid=B)}, None, memory)
+        assert proven == Offset((at(1, B, 9, (9, 15)),))
+        assert plan_batch(proven, {0: info(15, vbuuid=B)}, None, memory)[0] is proven
 
     def test_a_rollback_before_the_first_plan(self):
         memory = prepare_available_now({0: info(7)})
@@ -169,7 +193,9 @@ class TestAvailableNow:
         memory = prepare_available_now({0: info(5), 1: info(0)})
         end, memory = plan_batch(make_first_offset(2), {0: info(9, 8), 1: info(9, 8)}, None, memory)
         assert [v.seqno for v in end.vbuckets] == [8, 0]
-        assert plan_batch(end, {0: info(9, 8), 1: info(9, 8)}, None, memory)[0] is end
+        proven, memory = plan_batch(end, {0: info(9, 8), 1: info(9, 8)}, None, memory)
+        assert [v.seqno for v in proven.vbuckets] == [8, 0]
+        assert plan_batch(proven, {0: info(9, 8), 1: info(9, 8)}, None, memory)[0] is proven
 
 
 def test_unknown_vbucket_is_refused():
@@ -196,7 +222,9 @@ class TestChosenVbuckets:
         memory = prepare_available_now({1: info(7)})
         end, memory = plan_batch(make_first_offset(2), {1: info(9)}, None, memory)
         assert [v.seqno for v in end.vbuckets] == [0, 7]
-        assert plan_batch(end, {1: info(20)}, None, memory)[0] is end
+        proven, memory = plan_batch(end, {1: info(20)}, None, memory)
+        assert [v.seqno for v in proven.vbuckets] == [0, 7]
+        assert plan_batch(proven, {1: info(20)}, None, memory)[0] is proven
 
     def test_start_at_their_high_seqnos_with_the_current_offset(self):
         assert [v.seqno for v in make_current_offset({1: info(7)}, 3).vbuckets] == [0, 7, 0]

@@ -10,10 +10,12 @@ from penstock import BucketRecreated, Node
 from penstock.errors import NoSuchCollection
 from penstock.spark.lake.changelog.merge_rules import merge_changes
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
+from penstock.spark.source import readers
 from penstock.spark.source.readers import latest_offsets
 from tests.client.restarting import STAGES, InterruptingServer, RestartingServer
 from tests.client.test_collections import change
-from tests.spark.buckets import Documents, MicroBatches, planned, read_batch, read_partitions
+from tests.spark.buckets import Documents, MicroBatches, numbered, planned, read_batch, read_partitions
+from tests.spark.test_protocols import fail_over
 
 
 @pytest.fixture
@@ -52,6 +54,55 @@ def test_task_waits_at_every_stage_of_a_restart(node, follow, stage, monkeypatch
         assert table is not None
         assert keys_of([table]) == [b"k"]
         assert server.met[stage]
+
+
+class TestNewBranchesWithoutLoss:
+    """A server that was killed after it persisted everything: each vbucket has a new branch at its high seqno."""
+
+    @staticmethod
+    def crash(node: Node) -> None:
+        for vbucket in range(4):
+            fail_over(node, vbucket, node.buckets["default"].store.vbuckets[vbucket].changes.high_seqno)
+
+    @pytest.fixture
+    def default_node(self):
+        with Node.running(["default"], vbuckets=4) as node, Documents.of(node.url("default")) as documents:
+            yield node, documents
+
+    def test_next_run_reads_only_new_changes(self, default_node, follow):
+        """The last offset of a run lacked the proof of its last batch, so the next run read the whole bucket again."""
+        node, documents = default_node
+        documents.store(numbered(0, 100))
+        query: MicroBatches = follow(documents.url)
+        assert [table.num_rows for table in query.run_available()] == [100, 0]
+        assert query.run_available() == []
+        self.crash(node)
+        assert query.run_available() == []
+        documents.store(numbered(100, 103))
+        self.crash(node)
+        assert [table.num_rows for table in query.run_available()] == [3, 0]
+
+    def test_idle_query_stores_its_proofs_once(self, default_node, follow, monkeypatch):
+        node, documents = default_node
+        documents.store(numbered(0, 100))
+        query: MicroBatches = follow(documents.url)
+        assert [table.num_rows for table in query.all()] == [100]
+        assert query.step() is None
+        monkeypatch.setattr(readers, "_PROOF_SECONDS", 0)
+        assert [table.num_rows for table in query.all()] == [0]
+        assert query.step() is None
+        self.crash(node)
+        query.restart()
+        assert query.all() == []
+
+    def test_query_without_a_stored_proof_reads_its_last_batch_again(self, default_node, follow):
+        node, documents = default_node
+        documents.store(numbered(0, 100))
+        query: MicroBatches = follow(documents.url)
+        assert [table.num_rows for table in query.all()] == [100]
+        self.crash(node)
+        query.restart()
+        assert [table.num_rows for table in query.all()] == [104]  # and a rollback row for each vbucket
 
 
 def test_query_finds_a_bucket_that_was_created_again(follow):

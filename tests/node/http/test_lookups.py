@@ -29,7 +29,7 @@ def test_older_clients_find_a_bucket_from_pools(node, web):
     bucket = web.get_json(buckets[1]["uri"])
     assert bucket["name"] == "beer"
     (found,) = bucket["nodes"]
-    assert found["hostname"] == f"127.0.0.1:{node.http_port}"
+    assert found["hostname"] == found["configuredHostname"] == f"127.0.0.1:{node.http_port}"
     assert found["ports"]["direct"] == node.kv_port
     assert RELEASE.fullmatch(found["version"])
     assert int(found["uptime"]) >= 0

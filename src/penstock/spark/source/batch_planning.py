@@ -43,6 +43,7 @@ __all__ = [
     "plan_batch",
     "plan_batch_until",
     "prepare_available_now",
+    "store_proofs",
 ]
 
 
@@ -50,8 +51,10 @@ __all__ = [
 class PlanMemory:
     """The knowledge of a running query beyond its offset. Each plan returns one for the next plan.
 
-    A new proof alone makes no new offset; otherwise an idle query would plan batches without end. If the process ends,
-    the proofs are lost. The cost is at most more reading after a rollback.
+    A new proof alone makes no new offset while changes may follow soon; otherwise each small batch would have an empty
+    one after it. The next batch stores the proofs. So do the end of an AvailableNow run, and `store_proofs` for an idle
+    query, in a batch without rows. If the process ends before that, the proofs are lost. Then a new branch makes the
+    next query read the last batch again.
 
     Attributes:
         offset: the offset that the last plan returned; None if it had no proofs beyond it.
@@ -83,7 +86,7 @@ class PlannedRollback(NamedTuple):
 def prepare_available_now(infos: Mapping[int, VbucketInfo]) -> PlanMemory:
     """Return the memory for the first plan of an AvailableNow run, which ends at the present ends of the vbuckets.
 
-    The run is over when a plan returns its `previous`. It does so only after it has proven the last batch.
+    The run is over when a plan returns its `previous`. It does so only when the offset has the proof of the last batch.
     """
     return PlanMemory(target={vb: (info.vbuuid, info.end_seqno) for vb, info in infos.items()})
 
@@ -142,11 +145,26 @@ def plan_batch(
         for vb, base, more, end, before in zip(chosen, bases, granted, ends, settled, strict=True)
     ]
     planned = _replace_vbuckets(known, zip(chosen, map(_advance_vbucket, bases, states, granted), strict=True))
-    if all(
-        a.seqno == b.seqno and a.history == b.history for a, b in zip(planned.vbuckets, previous.vbuckets, strict=True)
-    ):
-        return previous, PlanMemory(previous, planned, target)
+    if planned.vbuckets == previous.vbuckets:
+        return previous, PlanMemory(target=target)
+    if target is None and _have_same_ends(previous, planned):
+        return previous, PlanMemory(previous, planned)
     return planned, PlanMemory(target=target)
+
+
+def store_proofs(previous: Offset, memory: PlanMemory) -> tuple[Offset, PlanMemory]:
+    """Return the end of a batch without rows that stores the proofs of an idle query, and the memory after it.
+
+    Args:
+        previous: the end of the last batch.
+        memory: the memory of the last plan.
+
+    Returns:
+        The end, which is `previous` itself if it has all proofs, and the memory.
+    """
+    if memory.proven_offset is None or memory.offset != previous:
+        return previous, memory
+    return memory.proven_offset, PlanMemory(target=memory.target)
 
 
 def plan_batch_until(previous: Offset, end: Offset, infos: Mapping[int, VbucketInfo]) -> Offset:
@@ -286,6 +304,12 @@ def _advance_vbucket(base: VbucketOffset, info: VbucketInfo, granted: int) -> Vb
     # Not with `replace`, which takes as long as the rest of a plan.
     seqno = base.seqno + granted
     return VbucketOffset(base.history, info.vbuuid, seqno, base.proven, purge_seqno, base.requested)
+
+
+def _have_same_ends(a: Offset, b: Offset) -> bool:
+    """Return whether two offsets have the same seqnos and histories."""
+    pairs = zip(a.vbuckets, b.vbuckets, strict=True)
+    return all(one.seqno == other.seqno and one.history == other.history for one, other in pairs)
 
 
 def _update_target(

@@ -7,6 +7,7 @@ in one process, which lives as long as the query. It calls read in workers, whic
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -150,6 +151,7 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._requests: ResnapshotRequests | None = None
         self._initial: dict[str, Any] | None = None
         self._idle_at: dict[str, Any] | None = None
+        self._idle_since = 0.0
         self._planned = self._previous = _NO_OFFSET
 
     @cached_property
@@ -200,7 +202,9 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         previous = self._decode_offset(start)
         again = self._find_requested(previous)
         if start == self._idle_at and not again and planner.is_unchanged():
-            return start  # a purge cannot matter to a reader that has all changes
+            # A purge cannot matter to a reader that has all changes.
+            is_long = time.monotonic() - self._idle_since >= _PROOF_SECONDS
+            return self._store_proofs(start, previous) if is_long else start
         settled = batch_planning.find_settled_vbuckets(previous, planner.last_infos, self._memory)
         infos = planner.read_infos(settled_vbuckets=settled - again.keys())
         cluster = planner.cluster
@@ -220,7 +224,18 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         _check_rollbacks(self.options, [each for each in setbacks if each.vbucket not in again])
         end = planned.to_json()
         self._planned, self._previous, self._memory = (end, planned), (start, previous), memory
+        if end == start and self._idle_at != start:
+            self._idle_since = time.monotonic()
         self._idle_at = start if end == start else None
+        return end
+
+    def _store_proofs(self, start: dict[str, Any], previous: Offset) -> dict[str, Any]:
+        """Return the end of a batch without rows that stores proofs; `start` itself if the offset has all of them."""
+        stored, self._memory = batch_planning.store_proofs(previous, self._memory)
+        if stored is previous:
+            return start
+        end = self._idle_at = stored.to_json()
+        self._planned, self._previous = (end, stored), (start, previous)
         return end
 
     def _find_collection_ids(self, previous: Offset) -> tuple[int, ...] | None:
@@ -303,6 +318,9 @@ class DcpStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if planner is not None:
             planner.close()
 
+
+_PROOF_SECONDS = 5.0
+"""An idle query stores its proofs after so long: most queries that are idle for a moment store them with new rows."""
 
 _NO_OFFSET: tuple[dict[str, Any], Offset] = ({}, Offset(()))
 """An empty cache entry: JSON that Spark never passes, and its offset."""

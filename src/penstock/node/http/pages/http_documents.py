@@ -118,6 +118,7 @@ def make_nodes(node: ManagedNode, items: int, served: ServedBucket | None = None
         ports = {"direct": place.kv, "httpsMgmt": place.mgmt_tls}
         document: dict[str, Any] = {
             "hostname": place.address,
+            "configuredHostname": place.address,
             "ports": {name: port for name, port in ports.items() if port},
             "otpNode": f"ns_{number + 1}@{place.host}",
             "nodeUUID": f"{number + 1:032x}",

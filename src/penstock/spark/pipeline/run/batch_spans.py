@@ -105,9 +105,13 @@ class BatchSpans:
         is_next = _has_run(last) and last.batchId == self._reported + 1
         ended = {each.batchId: each for each in ([last] if is_next else query.recentProgress) if _has_run(each)}
         batches = [each for batch, each in sorted(ended.items()) if batch > self._reported]
+        # A batch without rows stores proofs: its commit has no files, and no table applies it.
+        full = [each for each in batches if each.numInputRows]
         rows = _count_rows(self._files)
-        for progress, count in zip_longest(batches, rows if len(rows) == len(batches) else ()):
-            self._contexts += self._make_span(progress, count)
+        counts = dict(zip_longest((each.batchId for each in full), rows if len(rows) == len(full) else ()))
+        for progress in batches:
+            contexts = self._make_span(progress, counts.get(progress.batchId) if progress.numInputRows else 0)
+            self._contexts += contexts if progress.numInputRows else []
         self._reported = _find_executed(last)
 
     def _make_span(self, progress: StreamingQueryProgress, rows: int | None) -> list[SpanContext]:
