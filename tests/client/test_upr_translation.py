@@ -4,6 +4,7 @@ from typing import Any
 
 import pytest
 
+from penstock.client.relays.refused_messages import MessageRefused
 from penstock.client.relays.upr_translation import Translated, UprTranslation
 from penstock.errors import ConnectionClosed, OrderViolation, RemoteProtocolError
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
@@ -264,7 +265,7 @@ def test_second_stream_ends_the_relay(conversation):
 def test_refused_change_ends_the_relay(conversation):
     accepted = Frame(Magic.RESPONSE, Opcode.DCP_SNAPSHOT_MARKER, Status.SUCCESS)
     assert conversation.translation.translate_request(accepted) == Translated()
-    with pytest.raises(ConnectionClosed, match="refused DCP_MUTATION with"):
+    with pytest.raises(MessageRefused, match="the target refused DCP_MUTATION with ERANGE, so its copy"):
         conversation.translation.translate_request(accepted._replace(opcode=Opcode.DCP_MUTATION, specific=34))
 
 

@@ -231,8 +231,11 @@ def test_copy_lacks_the_tombstones_that_its_producer_has_purged(tmp_path):
 
 @pytest.mark.parametrize(
     "make",
-    [lambda peer: mutation(peer.opaque, 1), lambda peer: CloseStream(opaque=peer.opaque)],
-    ids=["mutation", "close"],
+    [
+        lambda peer: SnapshotMarker(opaque=peer.opaque, start_seqno=0, end_seqno=2, flags=1),
+        lambda peer: CloseStream(opaque=peer.opaque),
+    ],
+    ids=["marker", "close"],
 )
 def test_messages_with_a_stream_id_are_refused(node, streaming, make):
     streaming.marker(0, 2)
@@ -457,10 +460,6 @@ def test_end_of_an_earlier_stream_is_ignored(streaming):
         (lambda peer: peer.marker(0, 1), S.ERANGE),
         (lambda peer: peer.mutate(1), S.ERANGE),
         (lambda peer: peer.mutate(0), S.EINVAL),
-        (lambda peer: peer.mutate(2, nmeta=2), S.EINVAL),
-        (lambda peer: peer.mutate(2, key=bytes(251)), S.EINVAL),
-        (lambda peer: peer.mutate(2, datatype=2), S.EINVAL),
-        (lambda peer: peer.mutate(2, rev_seqno=2**63), S.ERANGE),
         (lambda peer: peer.mutate(2, vbucket=3), S.KEY_ENOENT),
         (lambda peer: peer.send(mutation(77, 2)), S.KEY_EEXISTS),
         (lambda peer: peer.send(CloseStream(vbucket=2)), S.KEY_ENOENT),
@@ -468,7 +467,6 @@ def test_end_of_an_earlier_stream_is_ignored(streaming):
         (lambda peer: peer.send(AddStream(vbucket=77)), S.NOT_MY_VBUCKET),
         (lambda peer: peer.send(AddStream(vbucket=1, flags=0x800)), S.EINVAL),
         (lambda peer: peer.send(SetVbucketState(opaque=peer.opaque, state=9)), S.EINVAL),
-        (lambda peer: peer.send(SystemEvent(opaque=peer.opaque, by_seqno=2, event=9)), S.EINVAL),
         (lambda peer: peer.send(SeqnoAdvanced(opaque=peer.opaque, by_seqno=0)), S.EINVAL),
     ],
 )
@@ -481,6 +479,30 @@ def test_wrong_messages_are_refused_and_change_nothing(node, streaming, send, st
     streaming.mutate(2)
     streaming.settle()
     assert read_history(node) == (2, 0)
+
+
+@pytest.mark.parametrize(
+    ("send", "status"),
+    [
+        (lambda peer: peer.mutate(2, nmeta=2), S.EINVAL),
+        (lambda peer: peer.mutate(2, key=bytes(251)), S.EINVAL),
+        (lambda peer: peer.mutate(2, datatype=2), S.EINVAL),
+        (lambda peer: peer.mutate(2, rev_seqno=2**63), S.ERANGE),
+        (lambda peer: peer.send(SystemEvent(opaque=peer.opaque, by_seqno=2, event=9)), S.EINVAL),
+        (lambda peer: peer.send(replace(mutation(peer.opaque, 2), framing=pack_stream_id(7))), S.EINVAL),
+    ],
+)
+def test_refused_change_ends_its_stream(node, streaming, send, status):
+    """A later change would hide that it is missing: the next stream of the vbucket begins behind the last good one."""
+    streaming.marker(0, 5)
+    streaming.mutate(1)
+    send(streaming)
+    assert streaming.receive().specific == status
+    streaming.mutate(3)
+    assert streaming.receive().specific == S.KEY_ENOENT
+    assert read_history(node) == (1, 0)
+    request = streaming.add_stream()
+    assert (request.start_seqno, request.snap_start, request.snap_end) == (1, 0, 5)
 
 
 def test_marker_of_received_changes_is_refused_and_the_next_snapshot_is_stored(node, streaming):

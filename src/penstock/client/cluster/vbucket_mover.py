@@ -12,12 +12,13 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
+from penstock.client.cluster.copy_check import compare_copies
 from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.cluster.node_failover import read_report
 from penstock.client.cluster.replica_choice import is_replaced
 from penstock.client.connect.address import Address
 from penstock.client.connect.cluster_map import NO_NODE
-from penstock.client.connect.retry import run_with_retry
+from penstock.client.connect.retry import is_retriable, run_with_retry
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.relays.node_relay import TAKEOVER, DcpNodeRelay, ReplicaBusy, make_relay_prefix
 from penstock.client.replication.map_layout import MapLayout
@@ -26,7 +27,7 @@ from penstock.client.replication.replica_consumers import close_consumer, find_c
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.client.replication.stored_copies import wait_until_stored
 from penstock.client.topology.missing_vbuckets import format_ranges
-from penstock.errors import ConnectionClosed, KeyExists, OperationTimeout, UsageError
+from penstock.errors import ConnectionClosed, Error, KeyExists, OperationTimeout, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
@@ -250,10 +251,26 @@ class VbucketMover:
             if number == vbucket and not ended.done():
                 ended.set_result(reason)
 
+        async def check(number: int) -> None:
+            try:
+                await relay.relay.wait_handled(new.address.options.operation_timeout)
+                if not ended.done():  # the target has refused no message
+                    await compare_copies(number, old, new)
+            except (OSError, Error) as error:
+                end(number, error)
+            if ended.done():
+                raise ended.result()
+
         layout = self._publisher.layout
         name = layout.nodes[layout.require_node(new.endpoint)].address
         relay = await DcpNodeRelay.open(
-            old.address, old.endpoint, new.address, end, consumer_name=name, purpose=TAKEOVER
+            old.address,
+            old.endpoint,
+            new.address,
+            end,
+            consumer_name=name,
+            purpose=TAKEOVER,
+            before_takeover=check,
         )
         closing = asyncio.ensure_future(relay.wait_closed())
         try:
@@ -265,6 +282,8 @@ class VbucketMover:
             await self._settle(vbucket, old, new, relay.name)
         if (await new.read_states()).get(vbucket) is not VbucketState.ACTIVE:
             reason = ended.result() if ended.done() else OperationTimeout("the takeover did not end")
+            if not is_retriable(reason, has_served=True):
+                raise reason
             raise ConnectionClosed(f"vbucket {vbucket} was not taken over: {reason}")
 
     async def _settle(self, vbucket: int, old: NodeControl, new: NodeControl, name: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Collection
 from typing import Protocol, Self
 
@@ -9,7 +10,7 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import make_unique_suffix
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.discovery.endpoint import Endpoint
-from penstock.client.relays.frame_relay import FrameRelay
+from penstock.client.relays.frame_relay import FrameRelay, TakeoverCheck
 from penstock.client.relays.relay_handshake import open_dcp_pair, open_tap_pair
 from penstock.errors import ConnectionClosed, Error, KeyExists, TemporaryFailure
 from penstock.wire.codec.constants import Dialect
@@ -18,7 +19,6 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import AddStream, CloseStream
-from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
 __all__ = [
@@ -71,6 +71,9 @@ class Relay(Protocol):
     target: NodeLink
     nbytes: int
 
+    async def wait_handled(self, timeout: float) -> None:
+        """Wait until the target has handled everything that was passed on, so that its refusals have arrived."""
+
     async def wait_closed(self) -> Exception:
         """Wait until one side has ended, and end the other. Returns the reason, which names the side."""
 
@@ -121,8 +124,19 @@ class DcpNodeRelay:
         *,
         consumer_name: str = "",
         purpose: str = "replication",
+        before_takeover: TakeoverCheck | None = None,
     ) -> Self:
-        """Connect both nodes. Takes the consumer's name as `open_dcp_pair` does, and raises its errors."""
+        """Connect both nodes.
+
+        Args:
+            source: the bucket to copy.
+            endpoint: the node of the source.
+            target: the bucket that gets the copy, at one node.
+            on_lost: called when a stream has ended, or the target has refused one of its messages.
+            consumer_name: as in `open_dcp_pair`, whose errors are raised.
+            purpose: the beginning of the name of both connections.
+            before_takeover: as in `FrameRelay`.
+        """
         name = make_relay_name(endpoint, target, purpose)
 
         def watch(frame: Frame) -> None:
@@ -136,7 +150,8 @@ class DcpNodeRelay:
                 on_lost(frame.specific, ConnectionClosed(f"vbucket {frame.specific}: the target closed its stream"))
 
         pair = await open_dcp_pair(source, endpoint, target, name, consumer_name)
-        return cls(FrameRelay(pair.source, pair.target, watch), name, target.options.operation_timeout)
+        relay = FrameRelay(pair.source, pair.target, watch, on_refused=on_lost, before_takeover=before_takeover)
+        return cls(relay, name, target.options.operation_timeout)
 
     async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
         """Request the streams of vbuckets. Raises ConnectionClosed and OperationTimeout."""
@@ -183,9 +198,10 @@ class TapNodeRelay:
     @classmethod
     async def open(cls, source: Address, endpoint: Endpoint, target: Address, *, is_dump: bool) -> Self:
         """Connect both nodes. Raises the errors of `open_tap_pair`."""
-        pair = await open_tap_pair(source, endpoint, target)
-        relay = FrameRelay(pair.source, pair.target, lambda frame: None)
-        return cls(relay, make_relay_name(endpoint, target), target.options.operation_timeout, is_dump=is_dump)
+        name = make_relay_name(endpoint, target)
+        pair = await open_tap_pair(source, endpoint, target, name)
+        relay = FrameRelay(pair.source, pair.target, lambda frame: None, dialect=Dialect.TAP)
+        return cls(relay, name, target.options.operation_timeout, is_dump=is_dump)
 
     async def start(self, vbuckets: Collection[int]) -> dict[int, Error | None]:
         """Request the stream of all vbuckets. More vbuckets end the relay, which begins again with all of them."""
@@ -207,9 +223,9 @@ class TapNodeRelay:
         """Wait until the relay has ended. A dump is complete when the source closes and the target has handled all."""
         source, target = self.relay.source, self.relay.target
         if self._is_dump:
-            await source.closed
+            await asyncio.wait([source.closed, target.closed], return_when=asyncio.FIRST_COMPLETED)
             if source.closed_cleanly and not target.closed.done():
-                await target.request(Noop(), self._timeout)
+                await self.relay.wait_handled(self._timeout)
                 await self.relay.close()
                 return None
         return await self.relay.wait_closed()

@@ -26,14 +26,15 @@ from penstock.wire.messages.dcp import Open
 
 __all__ = ["open_dcp_pair", "open_tap_pair", "open_upr_pair"]
 
-_BASIC = (Feature.SELECT_BUCKET, Feature.XERROR)
+_VALUES = (Feature.DATATYPE, Feature.JSON, Feature.SNAPPY)
+"""Features of values. The target may have them without the source: 3.x sends such values in any case. It also grants
+DATATYPE for both. The relay inflates values for a target without SNAPPY."""
+
 _FEATURES = {
-    # Values stay compressed on their way, since the relay does not read them.
-    Dialect.DCP: (*_BASIC, Feature.JSON, Feature.SNAPPY, Feature.XATTR, Feature.COLLECTIONS),
-    Dialect.UPR: (*_BASIC, Feature.JSON),
-    Dialect.TAP: (*_BASIC, Feature.DATATYPE),
+    Dialect.DCP: (Feature.SELECT_BUCKET, Feature.XERROR, *_VALUES, Feature.XATTR, Feature.COLLECTIONS),
+    Dialect.UPR: (Feature.SELECT_BUCKET, Feature.XERROR, Feature.JSON),
 }
-"""The features that both sides of a relay may agree on."""
+"""The features that a relay asks for."""
 
 
 async def open_dcp_pair(
@@ -95,30 +96,33 @@ async def open_upr_pair(source: Address, endpoint: Endpoint, target: Address, na
     return pair
 
 
-async def open_tap_pair(source: Address, endpoint: Endpoint, target: Address) -> LinkPair:
-    """Return two connections that have the same features, ready for TAP.
+async def open_tap_pair(source: Address, endpoint: Endpoint, target: Address, name: str) -> LinkPair:
+    """Return two connections, ready for TAP. Their handshake is that of any TAP client.
+
+    Args: as in `open_dcp_pair`.
 
     Raises:
         UnsupportedServer: one side has no TAP.
         Error, OSError: as `open_session` raises them.
     """
-    pair = await _open_pair(source, endpoint, target, Dialect.TAP)
+    pair = await _open_pair(source, endpoint, target, Dialect.TAP, name)
     timeout = source.options.connect_timeout
     try:
         for link in pair:
             server = await request_server_info(link, timeout)
             if not may_have_tap(server):
                 raise UnsupportedServer(describe_missing_dialect(link.peer, server, Dialect.TAP))
-            link.transport.enable_keepalive()
-        await _agree_on_features(pair, Dialect.TAP, timeout)
     except BaseException:  # a cancelled handshake must not leave its connections open either
         await pair.close()
         raise
     return pair
 
 
-async def _open_pair(source: Address, endpoint: Endpoint, target: Address, dialect: Dialect) -> LinkPair:
-    purpose = Purpose(dialect=dialect)
+async def _open_pair(
+    source: Address, endpoint: Endpoint, target: Address, dialect: Dialect, stream_name: str = ""
+) -> LinkPair:
+    """Connect both nodes. stream_name: not for DCP, whose OPEN depends on the features of both."""
+    purpose = Purpose(dialect=dialect, stream_name=stream_name)
     producer = (await open_session(source, purpose, [endpoint])).link
     try:
         return LinkPair(producer, (await open_session(target, purpose)).link)
@@ -128,12 +132,13 @@ async def _open_pair(source: Address, endpoint: Endpoint, target: Address, diale
 
 
 async def _agree_on_features(pair: LinkPair, dialect: Dialect, timeout: float) -> frozenset[int]:
-    """Let both sides grant the same features, and return them."""
-    granted = await pair.source.request_features(_FEATURES[dialect], timeout)
-    common = await pair.target.request_features(sorted(granted), timeout)
-    if common != granted:
-        await pair.source.request_features(sorted(common), timeout)
-    return common
+    """Let the source grant features that the target has too, and return them."""
+    wanted = _FEATURES[dialect]
+    granted = await pair.source.request_features(wanted, timeout)
+    taken = await pair.target.request_features([each for each in wanted if each in {*granted, *_VALUES}], timeout)
+    if not granted <= taken:
+        granted = await pair.source.request_features(sorted(granted & taken), timeout)
+    return granted
 
 
 async def _open_stream_connection(link: NodeLink, opening: Request, address: Address) -> None:

@@ -20,6 +20,7 @@ from penstock.client.topology.vbucket_requests import request_high_seqnos
 from penstock.errors import ConnectionClosed, Error, RemoteProtocolError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.columns.heads import Run
+from penstock.wire.messages.kv import Noop
 from penstock.wire.protocol.frame_receiver import ReceiveEvent, split_run
 
 __all__ = ["UprRelay"]
@@ -69,6 +70,10 @@ class UprRelay:
             await seqnos.link.close()
             raise
         return cls(pair, seqnos, target.options.operation_timeout, on_lost)
+
+    async def wait_handled(self, timeout: float) -> None:
+        """Wait until the target has handled everything that was passed on. Raises as `FrameRelay.wait_handled` does."""
+        await self.target.request(Noop(), timeout)
 
     async def wait_closed(self) -> Exception:
         """Wait until one side has ended, and end the other. Returns the reason, which names the side."""

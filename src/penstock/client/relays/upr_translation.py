@@ -30,12 +30,13 @@ from penstock.client.feeds.dialect_rules import (
     RollbackAnswer,
     UnknownBranchAnswer,
 )
+from penstock.client.relays.refused_messages import make_refused_error
 from penstock.errors import ConnectionClosed, RemoteProtocolError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 from penstock.wire.codec.flags import SnapshotFlag
-from penstock.wire.codec.frame import Frame, join_frame, name_opcode, name_status
+from penstock.wire.codec.frame import Frame, join_frame, name_opcode
 from penstock.wire.codec.layout import Request, decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode, UprOpcode
 from penstock.wire.codec.statuses import Status, StreamEndReason, UprEndReason
@@ -112,13 +113,14 @@ class UprTranslation:
 
         Raises:
             RemoteProtocolError: no DCP consumer sends the frame, or it is malformed.
-            ConnectionClosed: the consumer has refused a message.
+            MessageRefused: the consumer has refused a message.
+            ConnectionClosed: the consumer has closed a stream.
         """
         if frame.magic == Magic.RESPONSE:
             if frame.specific == Status.SUCCESS:
                 return Translated()
-            refused = name_opcode(frame.opcode)
-            raise ConnectionClosed(f"the target has refused {refused} with {name_status(frame.specific)}")
+            streams = [number for number, each in self._streams.items() if each.request.opaque == frame.opaque]
+            raise make_refused_error(frame, "the target", *streams)
         if frame.opcode == Opcode.DCP_BUFFER_ACK:
             return Translated()
         if frame.opcode == Opcode.DCP_CONTROL:

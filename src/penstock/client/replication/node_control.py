@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
@@ -14,12 +15,13 @@ from penstock.client.connect.handshake import DOCUMENTS, Purpose
 from penstock.client.connect.node_link import ANY_STATUS, NodeLink, make_refusal_error
 from penstock.client.connect.peer_forms import PeerForms, choose_peer_forms
 from penstock.client.connect.retry import run_with_retry
+from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.client.replication.map_layout import read_version
 from penstock.client.replication.node_identity import NodeIdentity, check_identity, read_identity
-from penstock.client.topology.vbucket_requests import request_failover_logs, request_high_seqnos
+from penstock.client.topology.vbucket_requests import read_high_seqnos, request_failover_logs, request_high_seqnos
 from penstock.digits import read_digits
-from penstock.errors import Error, KeyExists, TemporaryFailure, UsageError
+from penstock.errors import Error, KeyExists, NotMyVbucket, TemporaryFailure, UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.layout import Request
@@ -27,10 +29,12 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, GetClusterConfig, Version
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NodeControl", "check_identities"]
+__all__ = ["NodeControl", "check_identities", "read_copied_seqnos"]
 
 T = TypeVar("T")
 R = TypeVar("R", bound=Request)
+
+_ABSOLUTE_SEQNO = re.compile(r"vb_(\d{1,5}):abs_high_seqno", re.ASCII)
 
 
 class NodeControl:
@@ -118,6 +122,17 @@ class NodeControl:
         """Return the high seqno of each active vbucket and each replica."""
         count = (await self.connect()).vbuckets
         return await self._ask(lambda link, timeout: request_high_seqnos(link, count, timeout))
+
+    async def read_vbucket_stats(self, group: str, vbucket: int) -> dict[str, str]:
+        """Return a group of statistics with those of one vbucket, which may be dead."""
+
+        async def ask(link: NodeLink, timeout: float) -> dict[str, str]:
+            try:
+                return await link.request_stats(f"{group} {vbucket}", timeout)
+            except NotMyVbucket:  # kv_engine reports a dead vbucket only among all
+                return await link.request_stats(group, timeout)
+
+        return await self._ask(ask)
 
     async def read_failover_logs(self, vbuckets: Iterable[int]) -> dict[int, FailoverLog]:
         """Return failover logs, newest entry first. Raises NotMyVbucket for a vbucket that the node does not have."""
@@ -215,6 +230,14 @@ class NodeControl:
         found = read_version(await self.read_map())
         if found < version:
             raise TemporaryFailure(f"{self.address} has the map of version {found} after a push, expected {version}")
+
+
+async def read_copied_seqnos(node: NodeControl) -> dict[int, int]:
+    """Return the newest seqno that each vbucket of a node has. Its high seqno counts the open snapshot of a replica."""
+    stats = await node.read_stats("vbucket-seqno")
+    found = _ABSOLUTE_SEQNO.fullmatch
+    exact = {int(parts[1]): read_number(name, text) for name, text in stats.items() if (parts := found(name))}
+    return read_high_seqnos(stats) | exact
 
 
 async def check_identities(nodes: Iterable[NodeControl]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Collection, Sequence, Set
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 from operator import methodcaller
 from types import TracebackType
@@ -27,7 +27,7 @@ from penstock.client.relays.node_relay import (
 )
 from penstock.client.relays.upr_relay import UprRelay
 from penstock.client.replication.map_layout import read_own_address
-from penstock.client.replication.node_control import NodeControl, check_identities
+from penstock.client.replication.node_control import NodeControl, check_identities, read_copied_seqnos
 from penstock.client.replication.replica_streams import ReplicaPhase, ReplicaStreams
 from penstock.client.replication.replication_progress import CatchUpGoals, ReplicationProgress, find_lag
 from penstock.client.replication.target_states import find_new_replicas
@@ -37,6 +37,7 @@ from penstock.digits import read_digits
 from penstock.errors import (
     ConnectionClosed,
     Error,
+    OperationTimeout,
     TemporaryFailure,
     Unreachable,
     UnsupportedServer,
@@ -176,14 +177,14 @@ class Replicator:
             await self._start_due()
             progress = await self._measure()
             report(progress)
+            if self._failure is not None:
+                raise self._failure
             if self._streams.find(ReplicaPhase.DONE) == self._streams.phases.keys():
                 self._check_copied()
                 return progress
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._changed.wait()
-            if self._failure is not None:
-                raise self._failure
 
     def add_vbuckets(self, vbuckets: Set[int]) -> None:
         """Replicate more vbuckets from now on. Those that it replicates already stay as they are."""
@@ -368,9 +369,24 @@ class Replicator:
             source |= {vb: seqnos[vb] for vb in mine if vb in seqnos}
         target = await self._control.read_seqnos()
         reached = self._goals.find_reached(running, source, target)
-        if self.options.until_caught_up:
-            self._streams.finish(reached & (self._streams.find(ReplicaPhase.RUNNING) | shared))
+        reached &= self._streams.find(ReplicaPhase.RUNNING) | shared
+        if self.options.until_caught_up and reached:
+            self._streams.finish(reached & await self._confirm_reached(running, source))
         return find_lag(self._owned, source, target), sum(target.get(vb, 0) for vb in self._streams.phases)
+
+    async def _confirm_reached(self, running: Collection[int], source: Mapping[int, int]) -> set[int]:
+        """Return the running vbuckets that have reached their goals without a refused change.
+
+        A replica of another server counts its open snapshot as a whole, and the target may have refused changes whose
+        answers have not arrived yet.
+        """
+        target = await read_copied_seqnos(self._control)
+        for endpoint, relay in tuple(self._relays.items()):
+            try:
+                await relay.relay.wait_handled(self._control.address.options.operation_timeout)
+            except (ConnectionClosed, OperationTimeout) as error:
+                self._fail(endpoint, self._owned[endpoint], error)
+        return self._goals.find_reached(running, source, target)
 
     async def _find_shared(self) -> set[int]:
         """Return the vbuckets that another program replicates, and that have the branch of their source."""

@@ -6,7 +6,7 @@ from penstock.client.connect.retry import run_with_retry
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import NotMyVbucket, UsageError
+from penstock.errors import UsageError
 from penstock.store.history.failover_log import find_branch
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SeqnoPersistence
@@ -26,10 +26,7 @@ async def wait_until_stored(vbucket: int, old: NodeControl, new: NodeControl) ->
         UsageError: the new owner does not have the history of the former one.
     """
     name = f"vb_{vbucket}:high_seqno"
-    try:
-        stats = await old.read_stats(f"vbucket-seqno {vbucket}")
-    except NotMyVbucket:  # kv_engine reports a dead vbucket only among all
-        stats = await old.read_stats("vbucket-seqno")
+    stats = await old.read_vbucket_stats("vbucket-seqno", vbucket)
     seqno = read_number(name, stats.get(name, ""))
     await _check_history(vbucket, seqno, old, new)
     await run_with_retry(lambda: _request_persistence(vbucket, seqno, new), new.address, lambda: True)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_left
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from itertools import count
@@ -41,6 +42,14 @@ logger = logging.getLogger("penstock.node")
 
 _ACK_BYTES: Final = BUFFER_BYTES // 5
 """The consumer acknowledges a fifth of the buffer at once. Source: kv_engine, dcp/flow-control.cc."""
+
+
+_SEQNO_PLACES: Final[Mapping[int, slice]] = {
+    **dict.fromkeys((Opcode.DCP_MUTATION, Opcode.DCP_DELETION, Opcode.DCP_EXPIRATION), slice(8)),
+    **dict.fromkeys((Opcode.DCP_PREPARE, Opcode.DCP_SYSTEM_EVENT), slice(8)),
+    **dict.fromkeys((Opcode.DCP_COMMIT, Opcode.DCP_ABORT), slice(8, 16)),
+}
+"""The messages of changes, and the place of their seqnos in the extras."""
 
 
 class DcpConsumer(StreamEndpoint):
@@ -157,6 +166,26 @@ class DcpConsumer(StreamEndpoint):
             if self.negotiation.has_v7_statuses
             else KeyNotFound(text)
         )
+
+    def record_refusal(self, frame: Frame) -> bool:
+        """End the stream of a refused change. A later change would hide that it is missing.
+
+        The vbucket stays at the seqno before, so another stream begins with the same change.
+
+        Returns:
+            Whether a stream has ended.
+        """
+        place, stream = _SEQNO_PLACES.get(frame.opcode), self.streams.get(frame.specific)
+        if place is None or stream is None or stream.opaque != frame.opaque:
+            return False
+        seqno = int.from_bytes(frame.extras[place], "big")
+        if seqno <= stream.vbucket.changes.high_seqno:  # it has the change, or a newer one of the document
+            return False
+        del self.streams[frame.specific]
+        _end_feed(self, stream)
+        name = name_opcode(frame.opcode)
+        logger.warning("vbucket %d: its stream ends, since %s of seqno %d is refused", frame.specific, name, seqno)
+        return True
 
     # Responses of the peer
 

@@ -199,7 +199,10 @@ class RequestQueue:
 
     def _refuse_request(self, event: ReceiveEvent | _ResumedRequest, error: StatusError | RemoteProtocolError) -> bytes:
         self._note_answered(event)
-        return _encode_refusal(self._session, _get_request(event), error)
+        request = _get_request(event)
+        if self._session.endpoint is not None and isinstance(request, Frame):
+            self._session.endpoint.record_refusal(request)
+        return _encode_refusal(self._session, request, error)
 
     def _note_answered(self, event: ReceiveEvent | _ResumedRequest) -> None:
         """Time a request. A request that was parked has the time of its own read. Malformed ones have none."""

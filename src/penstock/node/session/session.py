@@ -116,6 +116,9 @@ class SessionEndpoint(Protocol):
     def resume(self) -> None:
         """Continue to send, since the peer reads again."""
 
+    def record_refusal(self, frame: Frame) -> bool:
+        """Record that a request of the peer is refused. Returns whether a stream has ended with it."""
+
     def handle_response(self, frame: Frame) -> bytes:
         """Return the reply to a peer's response, in most cases empty. Raises CloseConnection."""
 

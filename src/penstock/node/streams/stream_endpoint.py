@@ -77,6 +77,14 @@ class StreamEndpoint(ABC):
         """
         return False
 
+    def record_refusal(self, frame: Frame) -> bool:
+        """Record that a request of the peer is refused.
+
+        Returns:
+            Whether a stream has ended with it. The default is False.
+        """
+        return False
+
     @abstractmethod
     def handle_response(self, frame: Frame) -> bytes:
         """Handle the peer's response to a message of the node.
