@@ -189,6 +189,10 @@ DIFFERENCES: dict[str, Difference] = {
         chain_edits(replace_fields(16, specific=Status.KEY_EEXISTS), remove_frames(33)),
         where=("dcpcons_errors",),
     ),
+    "closed stream": Difference(
+        chain_edits(replace_fields(39, specific=Status.SUCCESS), remove_frames(42)),
+        where=("dcpcons_errors",),
+    ),
     "flush": Difference(
         answer_with(Status.NOT_SUPPORTED),
         where=("dcp_bad_flush_to_producer", "dcp_no_open_op5a"),

@@ -444,6 +444,20 @@ def test_statistics_name_the_consumer(client, streaming):
 # Peers that break the rules
 
 
+def test_messages_of_a_closed_stream_have_no_effect(node, streaming):
+    streaming.marker(0, 5)
+    streaming.mutate(1)
+    for _ in range(2):
+        assert streaming.status(CloseStream()) == S.SUCCESS
+    streaming.mutate(2)
+    streaming.marker(3, 9)
+    streaming.send(StreamEnd(opaque=streaming.opaque, reason=1))
+    assert streaming.status(CloseStream()) == S.KEY_ENOENT
+    assert read_history(node) == (1, 0)
+    streaming.mutate(2)
+    assert streaming.receive()[:3] == (Magic.RESPONSE, Opcode.DCP_MUTATION, S.KEY_ENOENT)
+
+
 def test_end_of_an_earlier_stream_is_ignored(streaming):
     streaming.marker(0, 5)
     streaming.send(StreamEnd(opaque=streaming.opaque + 77, reason=0))

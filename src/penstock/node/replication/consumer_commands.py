@@ -73,6 +73,8 @@ def _count_bytes(handler: Handler) -> Handler:
 
     def count(session: Session, frame: Frame) -> Answer:
         consumer = get_consumer(session)
+        if consumer.is_under_way(frame):
+            return consumer.count_bytes(_count_frame(frame))
         try:
             reply = handler(session, frame)
         except REFUSED as error:

@@ -71,6 +71,7 @@ class DcpConsumer(StreamEndpoint):
     ) -> None:
         self.flags = flags
         self.streams: dict[int, PassiveStream] = {}
+        self._closed: dict[int, int] = {}  # by vbucket: the opaque of a stream that the producer has not ended yet
         self.negotiation = ControlNegotiation(has_collections=session.collections, consumer_name=consumer_name)
         self.received_bytes = self.acked_bytes = 0
         self._opaques = count(1)
@@ -110,16 +111,30 @@ class DcpConsumer(StreamEndpoint):
             request_opaque=request.opaque,
         )
         self.streams[vbucket.id] = stream
+        self._closed.pop(vbucket.id, None)
         if not self.negotiation.has_started:
             return self._request_setting()
         return _encode_request(self, stream) if self.negotiation.is_complete else b""
 
     def close_stream(self, number: int) -> None:
-        """Close the stream of a vbucket. Raises StatusError if there is none."""
+        """Close the stream of a vbucket, once or several times. Raises StatusError if there is none.
+
+        The producer may have messages under way, up to the end of the stream. They have no effect.
+        """
         stream = self.streams.pop(number, None)
-        if stream is None:
+        if stream is not None:
+            self._closed[number] = stream.opaque
+            _end_feed(self, stream)
+        elif number not in self._closed:
             raise self._make_missing_error(f"vbucket {number} has no stream")
-        _end_feed(self, stream)
+
+    def is_under_way(self, frame: Frame) -> bool:
+        """Return whether a message belongs to a stream that was closed here. Source: kv_engine, MB-34951."""
+        if self._closed.get(frame.specific) != frame.opaque:
+            return False
+        if frame.opcode == Opcode.DCP_STREAM_END:
+            del self._closed[frame.specific]
+        return True
 
     def find_stream(self, number: int, opaque: int) -> PassiveStream:
         """Return the stream of a message. Raises StatusError if there is none, or if it has another opaque."""
