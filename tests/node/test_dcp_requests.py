@@ -66,6 +66,14 @@ def test_open_checks_flags_name_and_value(client, case, message, status):
     assert client.status(Noop()) == S.SUCCESS
 
 
+@pytest.mark.parametrize(
+    ("value", "status"), [(b"{}", S.SUCCESS), (b'{"consumer_name":"n"}', S.EINVAL), (b'{"x":1}', S.EINVAL)]
+)
+def test_value_of_a_producer_is_an_empty_object(client, value, status):
+    client.hello(Feature.JSON)
+    assert client.status(Open(key=b"name", flags=1, value=value, datatype=Datatype.JSON)) == status
+
+
 UNSERVED = {
     Opcode.DCP_FLUSH: S.NOT_SUPPORTED,
     Opcode.DCP_SEQNO_ADVANCED: S.UNKNOWN_COMMAND,

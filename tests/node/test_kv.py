@@ -85,7 +85,7 @@ REFUSED = [
     ("quiet replace", make_request(Opcode.REPLACEQ, key=b"nowhere", extras=FLAGS_AND_EXPIRY), S.KEY_ENOENT),
     ("quiet delete", make_request(Opcode.DELETEQ, key=b"nowhere"), S.KEY_ENOENT),
     ("an unknown opcode", make_request(0xEE, key=b"k", extras=b"abc"), S.UNKNOWN_COMMAND),
-    ("an opcode that is not served", make_request(0x30, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
+    ("an opcode that is not served", make_request(0x2A, key=b"k", extras=bytes(20)), S.UNKNOWN_COMMAND),
     ("a NOOP with a key", make_request(Opcode.NOOP, key=b"k"), S.EINVAL),
     (
         "durability",
@@ -246,6 +246,27 @@ def test_replies_keep_the_order_of_the_requests(client):
     assert [client.receive().opaque for _ in range(count)] == list(range(count))
     client.send(*(Get(key=b"%d" % n, opaque=n, vbucket=n % 16) for n in range(count)))
     assert [client.receive().value for _ in range(count)] == [b"v%d" % n for n in range(count)]
+
+
+@pytest.mark.parametrize(
+    ("request_", "status"),
+    [
+        (Get(key=b"k", datatype=1), S.EINVAL),
+        (Frame(Magic.REQUEST, Opcode.DELETE, key=b"k", datatype=1), S.EINVAL),
+        (Frame(Magic.REQUEST, 0x2A, datatype=0x80), S.UNKNOWN_COMMAND),
+        (Frame(Magic.REQUEST, 0x30, key=b"k"), S.NOT_SUPPORTED),
+        (Frame(Magic.REQUEST, 0x30, key=b"k", datatype=1), S.EINVAL),
+        (Frame(Magic.REQUEST, Opcode.COLLECTIONS_GET_MANIFEST, 1), S.EINVAL),
+        (Frame(Magic.REQUEST, Opcode.COLLECTIONS_GET_SCOPE_ID, 1, value=b"_default"), S.EINVAL),
+        (Frame(Magic.REQUEST, Opcode.SUBDOC_MULTI_LOOKUP, key=b"k"), S.SUBDOC_INVALID_COMBO),
+        (Frame(Magic.REQUEST, Opcode.SUBDOC_MULTI_MUTATION, key=b"k"), S.SUBDOC_INVALID_COMBO),
+    ],
+    ids=repr,
+)
+def test_requests_are_checked_as_in_kv_engine(client, request_, status):
+    client.hello(Feature.JSON, Feature.XERROR)
+    assert client.status(request_) == status
+    assert client.status(Noop()) == S.SUCCESS
 
 
 CLOSED = [

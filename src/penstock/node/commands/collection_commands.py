@@ -13,6 +13,7 @@ from penstock.node.session.session import Session
 from penstock.store.definition.manifest import DEFAULT_NAME
 from penstock.store.definition.manifest_json import pack_manifest, unpack_manifest
 from penstock.wire.codec.flags import Datatype
+from penstock.wire.codec.layout import Request
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
 
 __all__ = ["COMMANDS"]
@@ -26,6 +27,7 @@ _LONGEST_PATH: Final = 2 * 251 + 1  # two names and a dot
 @COMMANDS.serve(needs=LOGIN)
 def get_manifest(session: Session, request: GetManifest) -> bytes:
     """Return the manifest as the user sees it, as JSON."""
+    _require_no_vbucket(request)
     value = pack_manifest(session.get_visible_manifest(session.require_bucket()))
     return encode_reply(request, value=value, datatype=session.datatypes & Datatype.JSON)
 
@@ -33,6 +35,7 @@ def get_manifest(session: Session, request: GetManifest) -> bytes:
 @COMMANDS.serve(needs=MANAGE_COLLECTIONS)
 def set_manifest(session: Session, request: SetManifest) -> bytes:
     """Replace the manifest; answer when all vbuckets have written its events."""
+    _require_no_vbucket(request)
     bucket = session.require_bucket()
     bucket.change_manifest(unpack_manifest(request.value))
     raise Parked(lambda resume: bucket.maintenance.call_after_rollout(lambda _: resume(encode_reply(request))))
@@ -41,6 +44,7 @@ def set_manifest(session: Session, request: SetManifest) -> bytes:
 @COMMANDS.serve(needs=LOGIN)
 def get_collection_id(session: Session, request: GetCollectionId) -> bytes:
     """Return the id of a collection, and the manifest's uid."""
+    _require_no_vbucket(request)
     manifest = session.get_visible_manifest(session.require_bucket())
     scope, collection = _split_path(request.path, 2)
     return encode_reply(request, extras=_ID.pack(manifest.uid, manifest.find(scope, collection).id))
@@ -49,9 +53,16 @@ def get_collection_id(session: Session, request: GetCollectionId) -> bytes:
 @COMMANDS.serve(needs=LOGIN)
 def get_scope_id(session: Session, request: GetScopeId) -> bytes:
     """Return the id of a scope, and the manifest's uid."""
+    _require_no_vbucket(request)
     manifest = session.get_visible_manifest(session.require_bucket())
     (scope,) = _split_path(request.path.partition(b".")[0], 1)
     return encode_reply(request, extras=_ID.pack(manifest.uid, manifest.find_scope(scope).id))
+
+
+def _require_no_vbucket(request: Request) -> None:
+    """Raise InvalidArguments for a request with a vbucket: collections belong to the whole bucket."""
+    if request.vbucket:
+        raise InvalidArguments(f"vbucket {request.vbucket}, expected 0")
 
 
 def _split_path(path: bytes, count: int) -> list[str]:

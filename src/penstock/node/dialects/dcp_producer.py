@@ -254,9 +254,9 @@ class DcpProducer(StreamProducer):
         if error := find_range_error(position):
             raise OutOfRange(error)
         wanted = read_filter_request(request.value)
-        self._check_filters(wanted, flags)
-        self._check_stream_id(wanted.stream_id)
         encoder = self._make_encoder(wanted)
+        self._check_stream_id(wanted.stream_id)
+        self._check_filters(wanted, flags)
         if takes_over:
             check_completeness(vbucket, sees_all=_sees_all(encoder))
         high = encoder.filter.high_seqno(vbucket) if encoder is not None else None

@@ -84,7 +84,8 @@ def _read_consumer_name(request: Open) -> str:
     """Return the name of a consumer in the topology of vbuckets; empty if the request has none.
 
     Raises:
-        InvalidArguments: a value that is no JSON object with `consumer_name`, or the value of a producer.
+        InvalidArguments: a value that is no JSON object, or has another field than `consumer_name`, or has this field
+            in the request of a producer.
     """
     if not request.value and not request.datatype:
         return ""
@@ -93,7 +94,8 @@ def _read_consumer_name(request: Open) -> str:
     except (ValueError, RecursionError) as error:
         raise InvalidArguments(f"value of OPEN: {error}") from error
     produces = bool(request.flags & OpenFlag.PRODUCER)
-    if produces or not isinstance(fields, dict) or not {_CONSUMER_NAME: str}.items() >= _list_types(fields).items():
+    known = {_CONSUMER_NAME: str}.items()
+    if not isinstance(fields, dict) or not known >= _list_types(fields).items() or (produces and fields):
         raise InvalidArguments(
             f"value of {len(request.value)} bytes with datatype 0x{request.datatype:02x}, expected none, or of a "
             f"consumer a JSON object with {_CONSUMER_NAME}"

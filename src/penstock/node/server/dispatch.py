@@ -20,7 +20,7 @@ from functools import lru_cache, partial
 from itertools import product
 from typing import NamedTuple
 
-from penstock.errors import AccessDenied, InvalidArguments, RemoteProtocolError
+from penstock.errors import AccessDenied, InvalidArguments, NotSupported, RemoteProtocolError
 from penstock.node.answers import Answer, CloseConnection
 from penstock.node.auth import Privilege
 from penstock.node.commands import (
@@ -43,7 +43,7 @@ from penstock.node.tap import tap_commands, tap_receiver
 from penstock.wire.codec.constants import Dialect, Feature
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame, name_opcode
-from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Code, find_layout, list_forms
+from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Code, find_forms, find_layout, list_forms
 from penstock.wire.codec.opcodes import DCP_OPCODES, QUIET_OPCODES, TAP_OPCODES, DraftCode, Magic, Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import unpack_request_infos
@@ -136,6 +136,23 @@ def _list_opcodes_with(trait: Trait) -> frozenset[int]:
 VIEWED_OPCODES = _list_opcodes_with(Trait.VIEWED)
 RETRIED_LOCK_OPCODES = _list_opcodes_with(Trait.RETRIED_LOCK)
 _DURABLE = _list_opcodes_with(Trait.DURABLE) - QUIET_OPCODES
+
+
+def _list_opcodes_without_value() -> frozenset[int]:
+    """Return the opcodes of requests that never have a value, so their datatype is raw."""
+    forms = {int(opcode): list_forms(opcode, Magic.REQUEST) for opcode in Opcode}
+    return frozenset(
+        opcode
+        for opcode, layouts in forms.items()
+        if layouts and all(dict(layout.parts)["value"] is ABSENT for layout in layouts.values())
+    )
+
+
+_WITHDRAWN = frozenset((*range(0x30, 0x3D), 0xA6, 0xA7, 0xAC, 0xC1, 0xC2))
+"""Opcodes of commands that kv_engine had, and that it refuses as not supported. The node has none of them."""
+
+_RAW_ONLY = _list_opcodes_without_value() | _WITHDRAWN
+"""Opcodes whose requests have no datatype. Source: kv_engine, mcbp_validators.cc."""
 
 
 def list_shapes(code: Code) -> Iterator[Shape]:
@@ -245,15 +262,32 @@ def serve_unusual(session: Session, frame: Frame) -> Answer:
         return _serve_with_infos(session, frame)
     if upr_draft_commands.is_draft_request(frame, session.dialect):
         return upr_draft_commands.refuse_request(session, frame)
-    if datatype & ~session.datatypes:
-        raise InvalidArguments(f"datatype 0x{datatype:02x}, agreed on 0x{session.datatypes:02x}")
+    if datatype:
+        _check_datatype(session, frame)
     handler = session.handlers.get((_REQUEST, 0, opcode, len(extras), not key, not value, not cas))
     if handler is not None:
         return handler(session, frame)
     if (commands := _find_refusing_dialect(session, opcode)) is not None:
         return commands.refuse(session, frame)
+    if opcode in _WITHDRAWN:
+        raise NotSupported(f"opcode 0x{opcode:02x}, which releases before 7.0 had")
     find_layout(frame).check(frame)
     raise RemoteProtocolError(f"{name_opcode(opcode)} is not served here", status=Status.UNKNOWN_COMMAND, fatal=False)
+
+
+def _check_datatype(session: Session, frame: Frame) -> None:
+    """Check the datatype of a request, which describes its value.
+
+    Raises:
+        InvalidArguments: the connection has not agreed on the datatype, or the request has no value.
+        RemoteProtocolError: the opcode is unknown (UNKNOWN_COMMAND, not fatal).
+    """
+    opcode, datatype = frame.opcode, frame.datatype
+    if find_forms(frame) is None and opcode not in _WITHDRAWN:
+        find_layout(frame)
+    allowed = 0 if opcode in _RAW_ONLY else session.datatypes
+    if datatype & ~allowed:
+        raise InvalidArguments(f"datatype 0x{datatype:02x} of {name_opcode(opcode)}, expected bits of 0x{allowed:02x}")
 
 
 def _serve_with_infos(session: Session, frame: Frame) -> Answer:

@@ -163,7 +163,7 @@ class SubdocMutation(_OnePath):
 # Commands with several paths
 
 
-@message(Opcode.SUBDOC_MULTI_LOOKUP, key=PRESENT, value=PRESENT, cas=MAYBE)
+@message(Opcode.SUBDOC_MULTI_LOOKUP, key=PRESENT, value=MAYBE, cas=MAYBE)
 class MultiLookup(Request):
     """Up to 16 lookups in one document, in order.
 
@@ -173,7 +173,7 @@ class MultiLookup(Request):
     doc_flags: int | None = u8("a DocFlag", default=None)
 
 
-@message(Opcode.SUBDOC_MULTI_MUTATION, key=PRESENT, value=PRESENT, cas=MAYBE, extras=(0, 1, 4, 5, 8, 9))
+@message(Opcode.SUBDOC_MULTI_MUTATION, key=PRESENT, value=MAYBE, cas=MAYBE, extras=(0, 1, 4, 5, 8, 9))
 class MultiMutation(Request):
     """Up to 16 changes of one document, all or none.
 
