@@ -392,7 +392,8 @@ def test_versions_without_rows_advance_the_merged_version(tables, monkeypatch):
         append(tables, batch, [])
         merge_current(tables)
     name = str(tables.changelog_table.open().metadata().id)
-    assert tables.current_table.open().transaction_version(name) == 7
+    assert current.read_merged_version(tables, tables.current_table, tables.current_table.open()) == (name, 7)
+    assert tables.current_table.open().version() == 0
 
 
 @pytest.mark.parametrize("parallel_rows", [1, 16 << 20])

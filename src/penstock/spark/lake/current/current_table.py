@@ -1,8 +1,9 @@
 """Merges of document tables: `current`, which has the newest change of each document, and the typed tables.
 
 A merge adds the changelog versions since the table's last commit. One commit makes the result visible and records the
-version that it reaches. So a crash between the commits of two tables leaves only versions to merge. A merge rewrites
-the files that hold a changed document. It also rewrites small files, so that their number stays low.
+version that it reaches. So a crash between the commits of two tables leaves only versions to merge. A table without
+changed rows has no commit, and its position is recorded beside it. A merge rewrites the files that hold a changed
+document. It also rewrites small files, so that their number stays low.
 
 Tables that have reached the same version share the read of the changelog.
 """
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from penstock.argument_types import check_arguments
 from penstock.errors import Error
 from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, find_delta
+from penstock.spark.lake.changelog.idle_positions import find_idle_version, record_idle_tables
 from penstock.spark.lake.current.change_table import ChangeRewrite
 from penstock.spark.lake.current.document_table import DocumentTable, LoadStamp, describe_current
 from penstock.spark.lake.current.history_table import HistoryRewrite
@@ -30,7 +32,7 @@ from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableV
 TRIES = 5
 """Number of times that a merge is prepared if compactions of its table come first."""
 IDLE_VERSIONS = 64
-"""Changelog versions without rows after which the position is committed nevertheless."""
+"""Changelog versions without rows after which the position is recorded nevertheless."""
 VACUUM_EVERY = 50
 """Commits of a table after which unused files are removed from the disk."""
 
@@ -248,26 +250,30 @@ class _TableState:
         return MergeProgress(self.known[1], pending=delta.rows)
 
 
-def _rewrite_states(delta: ChangelogDelta, states: Sequence[_TableState]) -> list[PreparedMerge]:
+def _rewrite_states(delta: ChangelogDelta, states: Sequence[_TableState]) -> list[PreparedMerge | MergeProgress]:
     """Write the files of tables that have reached the same version.
 
     Returns:
-        The merge of each table.
+        For each table the merge to commit, or its progress if no row of it changes.
     """
     if not states:
         return []
     stamp = LoadStamp(delta.version, time.time_ns() // 1000)
     rewritten = rewrite_tables(delta, [state.begin_rewrite(stamp) for state in states])
-    return [
-        PreparedMerge(
-            state.target,
-            state.opened,
-            delta.changelog_id,
-            files,
-            MergeProgress(delta.version, delta.rows, delta.is_full and bool(state.files), files.rolled_back),
-        )
-        for state, files in zip(states, rewritten, strict=True)
-    ]
+    steps: list[PreparedMerge | MergeProgress] = []
+    idle: dict[str, int] = {}
+    for state, files in zip(states, rewritten, strict=True):
+        table, opened = state.target.table, state.opened
+        is_rewritten = delta.is_full and bool(state.files)
+        progress = MergeProgress(delta.version, delta.rows, is_rewritten, files.rolled_back)
+        committed = None if opened is None else opened.transaction_version(delta.changelog_id)
+        if files.is_empty and state.known is not None and opened is not None and committed is not None:
+            idle[table.read_id(opened)] = committed
+            steps.append(progress)
+        else:
+            steps.append(PreparedMerge(state.target, opened, delta.changelog_id, files, progress))
+    record_idle_tables(delta.lake, delta.changelog_id, idle, delta.version)
+    return steps
 
 
 def read_merged_version(lake: LakeDirectory, table: AnyTable, opened: TableVersion | None) -> tuple[str, int] | None:
@@ -289,4 +295,7 @@ def read_merged_version(lake: LakeDirectory, table: AnyTable, opened: TableVersi
         return None
     changelog_id = lake.changelog_table.read_id(changelog)
     version = opened.transaction_version(changelog_id)
-    return None if version is None else (changelog_id, version)
+    if version is None:
+        return None
+    reached = find_idle_version(lake, changelog_id, table.read_id(opened), version)
+    return changelog_id, reached if reached <= changelog.version() else version

@@ -66,6 +66,11 @@ class RewrittenFiles:
     changed: list[DataFile]
     rolled_back: int
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no row changes."""
+        return not (self.added or self.removed or self.changed)
+
     @classmethod
     def join(cls, parts: Sequence[RewrittenFiles]) -> RewrittenFiles:
         """Return the files of several ranges as one."""

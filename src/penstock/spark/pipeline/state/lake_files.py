@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.lake.changelog.found_collections import COLLECTIONS
+from penstock.spark.lake.changelog.idle_positions import IDLE_POSITIONS
 from penstock.spark.lake.current.typed_table import DIRECTORY
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, OWN_CATALOG
@@ -66,6 +67,7 @@ _FILES = (
     LakeFile("_schema.json", "the inferred fields of values", "names of fields", "keeps it: a later run needs it"),
     LakeFile("_content.json", "the options that decide about the rows"),
     LakeFile(COLLECTIONS, "the collections of the changelog, for inferred tables"),
+    LakeFile(IDLE_POSITIONS, "the positions of tables without changes since their last commit"),
     LakeFile("_run.json", "state and last error of the newest run", "all", "removes the errors", is_backed_up=False),
     LakeFile("_stop", "the request to end a run", is_backed_up=False),
     LakeFile("_resnapshot.json", "requests to read vbuckets again"),
