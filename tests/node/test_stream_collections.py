@@ -195,6 +195,31 @@ def test_snapshot_without_visible_changes_has_an_end(beer_writer, beer_consumer)
     assert {type(each) for each in messages[:-1]} <= {SnapshotMarker, SeqnoAdvanced}
 
 
+@pytest.mark.parametrize("value", [make_collection_filter(ALES), make_filter_value(scope=f"{BEERS:x}")])
+def test_live_changes_of_other_collections_are_not_sent(beer_writer, beer_consumer, value):
+    """As from Couchbase 7.2.8: a later marker ends at the last selected change, so it needs no SEQNO_ADVANCED."""
+    beer_writer.set(make_key(ALES))
+    beer_writer.set(make_key(0))
+    beer_consumer.stream(value=value)
+    messages = [beer_consumer.message()]
+    while not isinstance(messages[-1], SeqnoAdvanced):
+        messages.append(beer_consumer.message())
+    high = messages[-1].by_seqno
+    assert high == messages[0].end_seqno
+    for number in range(3):
+        beer_writer.set(make_key(0, b"%d" % number))
+    beer_writer.set(make_key(ALES, b"new"))
+    beer_writer.set(make_key(0, b"later"))
+    beer_writer.set(make_key(ALES, b"newest"))
+    found = [beer_consumer.message()]
+    while getattr(found[-1], "by_seqno", 0) < high + 6:
+        found.append(beer_consumer.message())
+    assert {type(each) for each in found} == {SnapshotMarker, Mutation}
+    ends = [each.end_seqno for each in found if isinstance(each, SnapshotMarker)]
+    assert {*ends} <= {high + 4, high + 6}
+    assert [each.by_seqno for each in found if isinstance(each, Mutation)] == [high + 4, high + 6]
+
+
 def test_scope_stream_follows_its_collections_and_ends_with_the_scope(beer_writer, beer_consumer):
     beer_consumer.stream(value=make_filter_value(scope=f"{BEERS:x}"))
     assert [each.key for each in (beer_consumer.message() for _ in range(4))] == [b"", b"beers", b"ales", b"lagers"]

@@ -17,7 +17,7 @@ from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
-from penstock.client.feeds.collection_selection import StreamContent
+from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
 from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
 from penstock.client.feeds.stream_position import Position
 from penstock.client.login.credentials import TokenSource, resolve_login
@@ -25,7 +25,7 @@ from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.delivery_reader import RollbackMitigation
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.streams.persistence_gate import PersistenceGate
-from penstock.client.streams.selection_check import check_selection
+from penstock.client.streams.selection_check import check_selection, find_selected_ids
 from penstock.client.streams.stream_choice import (
     ChangeOptions,
     Start,
@@ -162,9 +162,15 @@ class Bucket(DocumentCommands):
         """The vbuckets that the last read or view skipped, because no node serves them."""
         return self.reports.missing
 
-    async def high_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of every served vbucket: active vbuckets, and replicas (all vbuckets of a bridge)."""
-        return await self.reports.high_seqnos()
+    async def high_seqnos(self, selection: CollectionSelection | None = None) -> dict[int, int]:
+        """Return the high seqno of every served vbucket: active vbuckets, and replicas (all vbuckets of a bridge).
+
+        Args:
+            selection: collections whose newest change counts alone; None: the whole bucket. A stream of collections
+                gets no message about later changes of others.
+        """
+        ids = None if selection is None else await find_selected_ids(self._nodes, self.address, selection)
+        return await self.reports.high_seqnos(ids)
 
     async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
         """Return the failover logs of vbuckets, newest entry first."""

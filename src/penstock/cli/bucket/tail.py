@@ -210,11 +210,12 @@ async def _reporting(
 
     async with AsyncExitStack() as stack:
         if listener is not None:
-            port = await stack.enter_async_context(serve_reports(ConsumerReporter(bucket, read_state), listener))
+            served = ConsumerReporter(bucket, read_state, stream.selection)
+            port = await stack.enter_async_context(serve_reports(served, listener))
             assert port is not None
             print_text(f"Metrics: {listener.make_url(port)}", on_stderr=True)
         if options.report is not None:
-            reporter = ConsumerReporter(bucket, read_state)
+            reporter = ConsumerReporter(bucket, read_state, stream.selection)
             await stack.enter_async_context(repeat_reports(reporter, show, options.report))
         yield
         if options.report is not None:

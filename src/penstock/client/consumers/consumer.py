@@ -37,6 +37,7 @@ from penstock.client.streams.stream_choice import (
     ChangeOptions,
     FirstStart,
     Stop,
+    choose_content,
     choose_dialect,
     choose_rollback,
 )
@@ -121,7 +122,8 @@ class Consumer:
         meter: Meter | None = None,
         **options: Unpack[ChangeOptions],
     ) -> None:
-        if choose_dialect(options, bucket.address.options) is Dialect.TAP:
+        dialect = choose_dialect(options, bucket.address.options)
+        if dialect is Dialect.TAP:
             raise UsageError("TAP has no positions, so a consumer cannot save them; expected dcp, upr or upr-draft")
         check_sharing(store, group, share, vbuckets=vbuckets, stop=stop, lease_seconds=lease_seconds)
         self._bucket = bucket
@@ -141,7 +143,8 @@ class Consumer:
         self._stream: ChangeStream | SharedStream | None = None
         self._intake: Intake | None = None
         self._start_span = partial(start_delivery_span, bucket.address.bucket, group)
-        self._reporter = ConsumerReporter(bucket, self._read_state)
+        self._selection = choose_content(options, bucket.address.options, dialect).selection
+        self._reporter = ConsumerReporter(bucket, self._read_state, self._selection)
         self._served = AsyncExitStack()
         self._committer = Committer(
             bucket.address,
@@ -185,7 +188,7 @@ class Consumer:
 
     async def open(self) -> None:
         """Read the positions, check them, and prepare the stream."""
-        reporter = ConsumerReporter(self._bucket, self._read_state)
+        reporter = ConsumerReporter(self._bucket, self._read_state, self._selection)
         listener = None if self.metrics_port is None else WebListener(self.metrics_port)
         serving = serve_reports(reporter, listener, meter=self._meter)
         self.metrics_port = await self._served.enter_async_context(serving)

@@ -17,7 +17,7 @@ class VbucketLag:
 
     Attributes:
         seqno: the seqno of the position.
-        high_seqno: the newest seqno in the bucket.
+        high_seqno: the newest seqno in the bucket, or in the selected collections.
         seconds: since when the bucket has had a change that the stream has not delivered; 0 without such a change.
     """
 

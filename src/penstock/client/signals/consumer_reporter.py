@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import NamedTuple, Protocol
 
 from penstock.client.connect.address import Address
+from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.feeds.stream_position import Position
 from penstock.client.signals.consumer_report import ConsumerReport, VbucketLag
 from penstock.client.signals.lag_samples import LagSamples
@@ -41,8 +42,8 @@ class SeqnoSource(Protocol):
     def address(self) -> Address:
         """The address of the bucket."""
 
-    async def high_seqnos(self) -> dict[int, int]:
-        """Return the newest seqno of each vbucket."""
+    async def high_seqnos(self, selection: CollectionSelection | None) -> dict[int, int]:
+        """Return the newest seqno of each vbucket, in the selected collections."""
 
 
 class ConsumerReporter:
@@ -51,10 +52,18 @@ class ConsumerReporter:
     Args:
         bucket: reports its newest seqnos. If it does not within operationTimeout, a report has the last known seqnos.
         read_state: returns the figures of the stream.
+        selection: the collections of the stream; None: the whole bucket. The lag counts changes of these alone:
+            Couchbase 7.x sends nothing about later changes of others, so a position never passes them.
     """
 
-    def __init__(self, bucket: SeqnoSource, read_state: Callable[[], ReportedState]) -> None:
+    def __init__(
+        self,
+        bucket: SeqnoSource,
+        read_state: Callable[[], ReportedState],
+        selection: CollectionSelection | None = None,
+    ) -> None:
         self._bucket = bucket
+        self._selection = selection
         self._read_state = read_state
         self._samples = LagSamples()
         self._high_seqnos: Mapping[int, int] = {}
@@ -65,7 +74,7 @@ class ConsumerReporter:
         """Return the state now. Nodes that do not answer raise no error."""
         try:
             async with asyncio.timeout(self._bucket.address.options.operation_timeout):
-                self._high_seqnos = await self._bucket.high_seqnos()
+                self._high_seqnos = await self._bucket.high_seqnos(self._selection)
         except (Error, OSError, TimeoutError):
             pass
         else:

@@ -15,6 +15,7 @@ import pyarrow as pa
 
 from penstock.client.connect.address import Address
 from penstock.client.connect.dropped_frames import DropReason
+from penstock.client.feeds.collection_selection import CollectionSelection
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.feeds.deliveries import Delivery
 from penstock.client.resumed_items import ResumedItems
@@ -100,6 +101,11 @@ class ChangeStream:
         waiting = self._reader.recovery.held | self._reader.feed.recovering
         waiting.update(vb for vb, connection_id in self._reader.feed.connection_ids.items() if connection_id in ended)
         return tuple(sorted(waiting.intersection(self._reader.feed.find_unfinished())))
+
+    @property
+    def selection(self) -> CollectionSelection | None:
+        """The selected collections; None: the whole bucket."""
+        return self._reader.feed.content.selection
 
     @property
     def bucket_uuid(self) -> str:

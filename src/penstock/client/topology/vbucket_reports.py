@@ -16,6 +16,7 @@ from penstock.client.topology.observed_copies import judge_copies, observe_copie
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, read_persisted_seqnos
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_requests import (
+    request_collection_seqnos,
     request_dumped_vbuckets,
     request_failover_logs,
     request_high_seqnos,
@@ -86,9 +87,14 @@ class VbucketReports:
 
         return await self._nodes.run_with_retry(ask)
 
-    async def high_seqnos(self) -> dict[int, int]:
-        """Return the high seqno of every served vbucket: active vbuckets, and replicas (all vbuckets of a bridge)."""
-        return await self._nodes.run_with_retry(self._request_high_seqnos)
+    async def high_seqnos(self, collections: Collection[int] | None = None) -> dict[int, int]:
+        """Return the high seqno of every served vbucket: active vbuckets, and replicas (all vbuckets of a bridge).
+
+        Args:
+            collections: ids of collections, whose newest change counts alone. It is 0 in a vbucket without any of them.
+                None: all changes.
+        """
+        return await self._nodes.run_with_retry(lambda: self._request_high_seqnos(collections))
 
     async def served_seqnos(self, vbuckets: Sequence[int]) -> dict[int, int]:
         """Return the high seqnos of vbuckets.
@@ -119,11 +125,17 @@ class VbucketReports:
         link = await self._nodes.connect_first()
         return await request_dumped_vbuckets(link, self._nodes.map.vbuckets, self._address.options.operation_timeout)
 
-    async def _request_high_seqnos(self) -> dict[int, int]:
+    async def _request_high_seqnos(self, collections: Collection[int] | None = None) -> dict[int, int]:
         timeout = self._address.options.operation_timeout
         links = await self._nodes.connect_all()
         owners = self._nodes.map.owners  # read after connecting, which may replace the map
         found = [(owner, await request_high_seqnos(link, len(owners), timeout)) for owner, link in links]
+        if collections is not None:
+            newest = [await request_collection_seqnos(link, collections, len(owners), timeout) for _, link in links]
+            found = [
+                (owner, {vb: min(seqno, by_vbucket.get(vb, 0)) for vb, seqno in seqnos.items()})
+                for (owner, seqnos), by_vbucket in zip(found, newest, strict=True)
+            ]
         if len(found) == 1:
             return dict(found[0][1])
         return {vb: seqno for owner, by_vbucket in found for vb, seqno in by_vbucket.items() if owners[vb] == owner}

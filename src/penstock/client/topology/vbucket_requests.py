@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from penstock.client.connect.node_link import ANY_STATUS, UNKNOWN_COMMAND_STATUSES, NodeLink, make_refusal_error
 from penstock.client.connect.server_info import describe_missing_dialect, request_server_info
@@ -35,12 +35,19 @@ from penstock.wire.messages.dcp import DcpGetFailoverLog
 from penstock.wire.messages.kv import (
     FailoverEntry,
     GetAllVbSeqnos,
+    GetCollectionSeqnos,
     GetFailoverLog,
     unpack_failover_log,
     unpack_vb_seqnos,
 )
 
-__all__ = ["read_high_seqnos", "request_dumped_vbuckets", "request_failover_logs", "request_high_seqnos"]
+__all__ = [
+    "read_high_seqnos",
+    "request_collection_seqnos",
+    "request_dumped_vbuckets",
+    "request_failover_logs",
+    "request_high_seqnos",
+]
 
 _SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
 """The states in which a vbucket can be streamed, see penstock.client.topology.missing_vbuckets."""
@@ -156,6 +163,28 @@ async def request_high_seqnos(link: NodeLink, count: int, timeout: float) -> dic
     served = {state.name.lower() for state in _SERVED}
     seqnos = _check_vbuckets(count, read_high_seqnos(stats))
     return {vb: seqno for vb, seqno in seqnos.items() if not states or states.get(f"vb_{vb}") in served}
+
+
+async def request_collection_seqnos(
+    link: NodeLink, collections: Collection[int], count: int, timeout: float
+) -> dict[int, int]:
+    """Return the high seqnos of some collections together: the newest one by vbucket that has any of them.
+
+    Args:
+        link: the connection to the node.
+        collections: the ids of the collections. One that was dropped meanwhile is left out.
+        count: the number of vbuckets of the bucket.
+        timeout: seconds for an answer.
+
+    Raises RemoteProtocolError for malformed seqnos, and the errors of NodeLink.request_many.
+    """
+    requests = [GetCollectionSeqnos(state=state, collection_id=each) for each in collections for state in _SERVED]
+    found: dict[int, int] = {}
+    for reply in await link.request_many(requests, timeout, accept=(Status.UNKNOWN_COLLECTION,)):
+        if reply.specific == Status.SUCCESS:
+            for vbucket, seqno in unpack_vb_seqnos(reply.value).items():
+                found[vbucket] = max(seqno, found.get(vbucket, 0))
+    return _check_vbuckets(count, found)
 
 
 def _check_vbuckets(count: int, seqnos: dict[int, int]) -> dict[int, int]:

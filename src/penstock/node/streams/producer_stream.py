@@ -81,6 +81,7 @@ class ProducerStream:
         "_held_frames",
         "_high_at_start",
         "_last_sent",
+        "_manifest_uid",
         "_notices",
         "bytes_sent",
         "cache",
@@ -129,6 +130,7 @@ class ProducerStream:
         self._flushed = False
         self._held_frames: Buffer = b""  # frames that did not fit: they may have more bytes than in the log
         self._last_sent = 0
+        self._manifest_uid: int | None = None  # of the vbucket when the newest snapshot was opened
         self._high_at_start = vbucket.changes.high_seqno
         self._backfill_sent = 0  # changes that existed when the stream was accepted
 
@@ -318,13 +320,28 @@ class ProducerStream:
         if options.out_of_order and not history and cursor.open_key_order(self.encoder.filter.only_collection):
             self._advance_state(StreamEvent.OUT_OF_ORDER_START)
             return self._notices.encode(partial(OsoSnapshot, flags=OsoFlag.START))
-        snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced, history=history)
+        last_selected = self._find_last_selected()
+        snapshot = cursor.open_snapshot(sees_all=options.seqno_advanced, history=history, last_selected=last_selected)
         if snapshot is None:
             return b""
         if notice := self._encode_notice(StreamEvent.SNAPSHOT_START):
             return notice
         self._advance_state(StreamEvent.MARKER)
         return self._encode_marker(snapshot)
+
+    def _find_last_selected(self) -> int | None:
+        """Return the newest seqno that a stream of collections sees; None if any seqno may concern it.
+
+        A snapshot ends there, and SEQNO_ADVANCED ends only the first one: kv_engine sends nothing for later changes of
+        other collections. Source: kv_engine active_stream.cc, processItems.
+        """
+        collections, encoder = self.vbucket.collections, self.encoder
+        before, self._manifest_uid = self._manifest_uid, collections.manifest_uid
+        if encoder.filter.ids is None or not encoder.filter.is_limited or encoder.pushed_filter is not None:
+            return None
+        if before is None or before != self._manifest_uid:  # an event may end or begin a collection of the stream
+            return None
+        return max(map(collections.high_seqno, encoder.filter.ids), default=0)
 
     def _encode_marker(self, snapshot: Snapshot) -> bytes:
         cursor, options, prepares = self.cursor, self.producer.options, self.vbucket.history.prepares

@@ -107,13 +107,17 @@ class SnapshotCursor:
         self.seqno = self.announced_end
         return True
 
-    def open_snapshot(self, *, sees_all: bool, history: bool = False) -> Snapshot | None:
+    def open_snapshot(
+        self, *, sees_all: bool, history: bool = False, last_selected: int | None = None
+    ) -> Snapshot | None:
         """Return the next snapshot; None if there is none, or the consumer would see none of it.
 
         Args:
             sees_all: whether the consumer learns the last seqno of any change. Otherwise it sees only changes of the
                 default collection.
             history: whether the snapshot has the older versions, of collections with history. It may have two parts.
+            last_selected: the newest seqno that the consumer sees; None: any seqno. A snapshot after the first one is
+                announced up to there.
         """
         vbucket = self._vbucket
         self._purge_seqno = vbucket.index.purge_seqno
@@ -130,6 +134,8 @@ class SnapshotCursor:
                 self.end_seqno = self.seqno  # the rest of the collection will be erased, and no change can follow
                 return None
             snapshot, announced_end = _open_visible_snapshot(vbucket, snapshot)
+        if last_selected is not None and self._resumed_bounds is None:
+            announced_end = min(announced_end, max(last_selected, self.seqno))
         before, self.seqno = self.seqno, snapshot.end_seqno
         if announced_end <= before:
             return None
