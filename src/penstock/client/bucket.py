@@ -230,6 +230,8 @@ class Bucket(DocumentCommands):
         content = choose_content(options, defaults, dialect)
         is_mitigated = choose_mitigation(options, defaults, dialect)
         chosen = await self.reports.choose_vbuckets(vbuckets)
+        if content.selection is not None:
+            await self._nodes.connect_reachable()  # whether all nodes have collections is known before the streams
         if content.selection is not None and not content.selection.is_everything and not isinstance(start, Mapping):
             await check_selection(self._nodes, self.address, content.selection)
         if isinstance(start, datetime) and dialect is not Dialect.TAP:
@@ -272,6 +274,8 @@ class Bucket(DocumentCommands):
         options = self.address.options
         if content is None:
             content = StreamContent(xattrs=dialect is Dialect.DCP and options.xattrs)
+        if self._nodes.is_mixed:
+            content = replace(content, selection=None)
 
         def make_feed(positions: Mapping[int, Position]) -> Feed:
             left = {vb: replace(each, position=positions.get(vb, each.position)) for vb, each in targets.items()}

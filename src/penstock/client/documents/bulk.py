@@ -143,6 +143,7 @@ class BulkWriter:
 
     async def __aenter__(self) -> Self:
         await self._nodes.run_with_retry(self._nodes.connect_first)
+        await self._nodes.connect_reachable()  # whether all nodes have collections is known before the first write
         return self
 
     async def __aexit__(self, *exc: object) -> None:
@@ -242,6 +243,7 @@ class BulkWriter:
         vbuckets = window.requests.vbuckets[places]
         try:
             links = await self._nodes.connect_owners(np.unique(vbuckets).tolist())
+            self._nodes.check_keys(prefixed=window.requests.has_prefixes)
         except (OSError, Error) as error:
             self._nodes.invalidate_map()
             window.failed_at_node = True

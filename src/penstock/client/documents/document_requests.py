@@ -12,7 +12,7 @@ from penstock.client.documents.durability_levels import DurabilityName, pack_dur
 from penstock.client.documents.mutation_tokens import NewestTokens
 from penstock.client.documents.write_observer import WriteObserver
 from penstock.client.feeds.collection_selection import qualify_name
-from penstock.client.topology.nodes import Nodes
+from penstock.client.topology.nodes import CollectionsRenounced, Nodes
 from penstock.errors import RETRIABLE_STATUSES, NotSupported, StatusError, UsageError
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
@@ -73,7 +73,10 @@ class DocumentRequests:
         prefix = await ids.find_key_prefix(name)
         requests = [make_request(prefix, item) for item in items]
         if prefix in (b"", DEFAULT_PREFIX):
-            return await self.send_requests(requests, accept, retry=retry, prefix_bytes=len(prefix))
+            try:
+                return await self.send_requests(requests, accept, retry=retry, prefix_bytes=len(prefix))
+            except CollectionsRenounced:
+                return await self.send_requests([make_request(b"", item) for item in items], accept, retry=retry)
         known = (*accept, Status.UNKNOWN_COLLECTION)
         frames = await self.send_requests(requests, known, retry=retry, prefix_bytes=len(prefix))
         unknown = [at for at, frame in enumerate(frames) if frame.specific == Status.UNKNOWN_COLLECTION]
@@ -115,6 +118,7 @@ class DocumentRequests:
                 if retry
                 else self._nodes.run_with_retry(lambda: self._nodes.group_by_node(sent))
             )
+            self._nodes.check_keys(prefixed=prefix_bytes > 0)
             frames = await self._nodes.send_parts(parts, sent)
             self.tokens.remember(sent, frames)
             bad = [at for at, frame in enumerate(frames) if frame.specific and frame.specific not in accept]

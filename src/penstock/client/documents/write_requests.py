@@ -88,6 +88,7 @@ class WriteRequests:
         vbuckets: the vbucket of each row, uint16.
         repeatable: rows that may be sent again although they might have been executed.
         faults: index of a row that is not sent -> the reason.
+        has_prefixes: whether keys begin with collection ids.
     """
 
     frames: pa.Array
@@ -95,6 +96,7 @@ class WriteRequests:
     vbuckets: npt.NDArray[np.uint16]
     repeatable: npt.NDArray[np.bool_]
     faults: dict[int, Fault]
+    has_prefixes: bool = False
 
     def __len__(self) -> int:
         return len(self.vbuckets)
@@ -153,7 +155,7 @@ def encode_writes(rows: WriteRows, vbuckets: int) -> WriteRequests:
         heads[name] = numbers_of
     frames = pc.binary_join_element_wise(_slice_heads(heads, framing + extras_bytes), documents, values, b"")
     again = np.broadcast_to(np.asarray(rows.repeatable), count).copy()
-    return WriteRequests(frames, documents, numbers, again, faults)
+    return WriteRequests(frames, documents, numbers, again, faults, bool((key_length > key_bytes).any()))
 
 
 def _make_head_dtype(form: type[Message], fields: Mapping[str, Any], framing: int) -> np.dtype[np.void]:

@@ -54,7 +54,7 @@ class StreamConnections:
     def __init__(self, address: Address, feed: ConsumerFeed, pool: SessionPool | None, journal: StreamJournal) -> None:
         self.by_id: dict[int, StreamConnection] = {}
         self.wake = asyncio.Event()
-        self.has_ended = False
+        self.has_ended = self._had_collections = False
         self.received_map = ReceivedMap()
         self._address = address
         self._feed = feed
@@ -124,7 +124,10 @@ class StreamConnections:
         self.journal.record_connection(session.endpoint, purpose.stream_name)
         self._feed.tolerate_opaques(session.link.stale_opaque_limit, connection_id)
         session.link.closed.add_done_callback(self.record_end)
-        if {each.session.has_collections for each in self.by_id.values()} == {True, False}:
+        has_collections = {each.session.has_collections for each in self.by_id.values()}
+        # The feed decodes keys of all connections alike, also those of a connection that has ended.
+        self._had_collections = self._had_collections or session.has_collections
+        if has_collections == {True, False} or (self._had_collections and not session.has_collections):
             raise RemoteProtocolError(f"only some nodes of {self._address} have collections")
         if self._feed.content.selection is not None:
             await self._use_collections(connection)

@@ -20,13 +20,20 @@ from penstock.client.connect.retry import run_with_retry
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.further_sessions import FurtherSessions
 from penstock.client.topology.missing_vbuckets import make_not_served_error
-from penstock.errors import AuthenticationStale, Error, NoBucket, NotInitialized, RemoteProtocolError
+from penstock.errors import (
+    AuthenticationStale,
+    Error,
+    NoBucket,
+    NotInitialized,
+    RemoteProtocolError,
+    TemporaryFailure,
+)
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["Nodes", "RequestPart"]
+__all__ = ["CollectionsRenounced", "Nodes", "RequestPart"]
 
 T = TypeVar("T")
 
@@ -50,6 +57,10 @@ def _answer_noops(link: NodeLink, events: list[ReceiveEvent]) -> None:
             link.send(join_frame(Frame(Magic.RESPONSE, event.opcode, opaque=event.opaque)))
 
 
+class CollectionsRenounced(Error):
+    """The keys of requests begin with collection ids, but the connections have no collections any more."""
+
+
 class Nodes:
     """The connections to the nodes of a bucket: one to each, or for documents as many as documentConnections allows.
 
@@ -59,6 +70,7 @@ class Nodes:
     Attributes:
         map: the cluster map; empty before the first connection.
         has_collections: whether keys have collection ids.
+        is_mixed: only some nodes have collections. Then no connection has them: there is the default collection alone.
         has_durable_writes: whether requests may carry a durability level.
     """
 
@@ -71,7 +83,7 @@ class Nodes:
         self._first: ClientSession | None = None
         self._sessions: dict[Endpoint, ClientSession] = {}
         self._further = FurtherSessions(address.options.document_connections, self._open_session)
-        self._is_map_outdated = False
+        self._is_map_outdated = self.is_mixed = False
         self._connecting = asyncio.Lock()
         self._producers: Nodes | None = None
         """The connections of `connect_producers`."""
@@ -206,6 +218,11 @@ class Nodes:
             replicas = self.map.replicas[vbucket] if self.map.replicas else ()
             return [await self._connect_owner(index, first) for index in (owner, *replicas)]
 
+    def check_keys(self, *, prefixed: bool) -> None:
+        """Raise CollectionsRenounced if keys begin with collection ids that no node would understand."""
+        if prefixed and self.is_mixed:
+            raise CollectionsRenounced(f"only some nodes of {self._address} have collections")
+
     async def send_parts(self, parts: Sequence[RequestPart], requests: Sequence[Request]) -> list[Frame]:
         """Send requests and return their replies in the same order, with any status.
 
@@ -290,11 +307,20 @@ class Nodes:
         if known and session.has_collections != self.has_collections:
             # Requests may exist already: without collections, a node takes the collection id for a part of the key.
             await session.link.close()
+            if len(self.map.endpoints) > 1:
+                await self._renounce_collections()
+                raise TemporaryFailure(f"not all nodes of {self._address} have collections: none is used")
             text = (
                 "has collections now, it had none" if session.has_collections else "has no collections now, it had some"
             )
             raise RemoteProtocolError(f"{self._address} {text}, or does so on another node")
         return session
+
+    async def _renounce_collections(self) -> None:
+        """Connect to all nodes without collections from now on, since one of them has none."""
+        self.is_mixed, self.has_collections = True, False
+        self._purpose = replace(self._purpose, collections=False)
+        await self.close()
 
     def _set_map(self, found: ClusterMap) -> None:
         if self.map.vbuckets not in (0, found.vbuckets):

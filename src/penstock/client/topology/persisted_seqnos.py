@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from penstock.client.connect.stat_numbers import read_number
 
-__all__ = ["HeldSeqno", "PersistedSeqno", "read_persisted_seqnos"]
+__all__ = ["HeldSeqno", "PersistedSeqno", "find_unreported", "read_persisted_seqnos"]
 
 
 class HeldSeqno(NamedTuple):
@@ -37,6 +37,28 @@ class PersistedSeqno(NamedTuple):
 
 
 _NAMES = ("uuid", "high_seqno", "last_persisted_seqno")
+
+
+def find_unreported(stats: Mapping[str, str], vbuckets: int) -> dict[int, PersistedSeqno]:
+    """Return the vbuckets whose seqnos on disk the statistics do not have: Couchbase 3.x reports none.
+
+    Args:
+        stats: the statistics vbucket-seqno.
+        vbuckets: the number of vbuckets of the bucket.
+
+    Returns:
+        The seqnos as they are once the disk has everything.
+
+    Raises RemoteProtocolError if a statistic is no number.
+    """
+    uuid, high, persisted = _NAMES
+    found = {}
+    for vbucket in range(vbuckets):
+        known = [f"vb_{vbucket}:{name}" for name in (uuid, high)]
+        if all(name in stats for name in known) and f"vb_{vbucket}:{persisted}" not in stats:
+            branch, seqno = (read_number(name, stats[name]) for name in known)
+            found[vbucket] = PersistedSeqno(branch, seqno, seqno)
+    return found
 
 
 def read_persisted_seqnos(stats: Mapping[str, str], vbuckets: int) -> dict[int, PersistedSeqno]:

@@ -13,7 +13,7 @@ from penstock.client.topology.item_counts import ITEM_COUNT_GROUP, ItemCount, re
 from penstock.client.topology.missing_vbuckets import MissingReport, check_vbucket_numbers, parse_group_vbuckets
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.observed_copies import judge_copies, observe_copies
-from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, read_persisted_seqnos
+from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno, find_unreported, read_persisted_seqnos
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.client.topology.vbucket_requests import (
     request_collection_seqnos,
@@ -24,6 +24,8 @@ from penstock.client.topology.vbucket_requests import (
 from penstock.client.topology.vbucket_views import FEW_VBUCKETS, view_ends, view_vbuckets
 from penstock.errors import AccessDenied, Error, NotMyVbucket, StatusError, UnknownCommand, UnsupportedServer
 from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.codec.statuses import Status
+from penstock.wire.messages.kv import SeqnoPersistence
 
 __all__ = ["VbucketReports"]
 
@@ -178,14 +180,32 @@ class VbucketReports:
         """
 
         async def ask() -> dict[int, PersistedSeqno]:
-            if vbuckets is None or len(vbuckets) > FEW_VBUCKETS:
-                return read_persisted_seqnos(await self.seqno_stats(), self._nodes.map.vbuckets)
             found: dict[str, str] = {}
-            for stats in await asyncio.gather(*map(self.seqno_stats, vbuckets)):
-                found.update(stats)
-            return read_persisted_seqnos(found, self._nodes.map.vbuckets)
+            if vbuckets is None or len(vbuckets) > FEW_VBUCKETS:
+                found = await self.seqno_stats()
+            else:
+                for stats in await asyncio.gather(*map(self.seqno_stats, vbuckets)):
+                    found.update(stats)
+            count = self._nodes.map.vbuckets
+            unreported = find_unreported(found, count)
+            wanted = unreported if vbuckets is None else unreported.keys() & {*vbuckets}
+            return read_persisted_seqnos(found, count) | await self._wait_persisted(
+                {vb: unreported[vb] for vb in wanted}
+            )
 
         return await self._nodes.run_with_retry(ask)
+
+    async def _wait_persisted(self, seqnos: Mapping[int, PersistedSeqno]) -> dict[int, PersistedSeqno]:
+        """Return the vbuckets whose seqnos are on disk by now, according to SEQNO_PERSISTENCE."""
+        if not seqnos:
+            return {}
+        requests = [SeqnoPersistence(vbucket=vb, seqno=each.high_seqno) for vb, each in sorted(seqnos.items())]
+        replies = await self._nodes.send_parts(await self._nodes.group_by_node(requests), requests)
+        return {
+            request.vbucket: seqnos[request.vbucket]
+            for request, reply in zip(requests, replies, strict=True)
+            if reply.specific == Status.SUCCESS
+        }
 
     async def safe_seqnos(self, held: Mapping[int, HeldSeqno]) -> dict[int, PersistedSeqno]:
         """Return up to which seqno the active node and all replicas of vbuckets have their branch on disk.
