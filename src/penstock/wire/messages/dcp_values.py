@@ -24,6 +24,10 @@ def _make_error(text: str, status: int = Status.EINVAL) -> RemoteProtocolError:
     return RemoteProtocolError(text, status=status, fatal=False)
 
 
+def _make_xattr_error(text: str) -> RemoteProtocolError:
+    return _make_error(text, Status.XATTR_EINVAL)
+
+
 # Extended attributes. Source: kv_engine docs/BinaryProtocol.md, "XATTR"
 
 
@@ -59,7 +63,7 @@ def unpack_xattrs(value: bytes) -> XattrValue:
     """Return the attributes and the body of a value with the datatype XATTR. The value must not be compressed.
 
     Raises:
-        RemoteProtocolError: the attributes are not well formed.
+        RemoteProtocolError: the attributes are not well formed (XATTR_EINVAL, not fatal).
     """
     end = _find_end(value, 0, len(value), "extended attributes")
     xattrs: dict[str, bytes] = {}
@@ -69,13 +73,13 @@ def unpack_xattrs(value: bytes) -> XattrValue:
         pair = value[at + _U32.size : next_at]
         key, separator, rest = pair.partition(b"\0")
         if not key or not separator or rest[-1:] != b"\0":
-            raise _make_error(f"extended attribute {pair[:40]!r}: expected a name, NUL, a value, NUL")
+            raise _make_xattr_error(f"extended attribute {pair[:40]!r}: expected a name, NUL, a value, NUL")
         try:
             name = key.decode()
         except UnicodeDecodeError:
-            raise _make_error(f"extended attribute: name {key[:40]!r} is not UTF-8") from None
+            raise _make_xattr_error(f"extended attribute: name {key[:40]!r} is not UTF-8") from None
         if name in xattrs:
-            raise _make_error(f"extended attribute {name!r} twice")
+            raise _make_xattr_error(f"extended attribute {name!r} twice")
         xattrs[name] = rest[:-1]
         at = next_at
     return XattrValue(xattrs, value[end:])
@@ -98,10 +102,10 @@ def _find_end(value: Buffer, at: int, end: int, name: str) -> int:
         RemoteProtocolError: the part does not end before `end`. The error names it as `name`.
     """
     if at + _U32.size > end:
-        raise _make_error(f"{name}: length in {end - at} bytes, expected {_U32.size}")
+        raise _make_xattr_error(f"{name}: length in {end - at} bytes, expected {_U32.size}")
     length: int = _U32.unpack_from(value, at)[0]
     if length > end - at - _U32.size:
-        raise _make_error(f"{name} of {length} bytes in {end - at - _U32.size}")
+        raise _make_xattr_error(f"{name} of {length} bytes in {end - at - _U32.size}")
     return at + _U32.size + length
 
 
