@@ -175,16 +175,21 @@ class Replicator:
             self._changed.clear()
             await self._stop_moved()
             await self._start_due()
+            self._raise_failure()
             progress = await self._measure()
             report(progress)
-            if self._failure is not None:
-                raise self._failure
+            self._raise_failure()
             if self._streams.find(ReplicaPhase.DONE) == self._streams.phases.keys():
                 self._check_copied()
                 return progress
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(_TICK_SECONDS):
                     await self._changed.wait()
+            self._raise_failure()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            raise self._failure
 
     def add_vbuckets(self, vbuckets: Set[int]) -> None:
         """Replicate more vbuckets from now on. Those that it replicates already stay as they are."""
@@ -250,7 +255,9 @@ class Replicator:
         except (OSError, Error) as error:
             self._fail(endpoint, vbuckets, error)
             return
-        for vbucket, error_found in results.items():
+        # A relay may end before its start returns: its vbuckets have failed then.
+        for vbucket in self._streams.find(ReplicaPhase.REQUESTED).intersection(results):
+            error_found = results[vbucket]
             if isinstance(error_found, ReplicaBusy):
                 self._busy[vbucket] = endpoint
             if error_found is None:
