@@ -114,7 +114,7 @@ def behind_refusal(many):
     targets = {vbucket: StreamTarget() for vbucket in range(min(many, 7) + 1)}
     consumer = make_consumer(targets)
     refused = [refuse(request, Status.EACCESS) for request in consumer.ask()]
-    with pytest.raises(AccessDenied, match=r"may not stream the whole bucket; .* options scope or collections"):
+    with pytest.raises(AccessDenied, match=r"such as data_dcp_reader; the options scope and collections"):
         consumer.give(*refused)
     return consumer.feed, min(many, 7)
 

@@ -486,6 +486,37 @@ def test_a_stream_without_a_backfill_is_reported(messages):
     assert not feed.dump.is_unsettled
 
 
+@pytest.mark.parametrize(
+    ("branches", "messages", "lost"),
+    [
+        (("a", "b"), [], "vbuckets 2-3 than"),
+        (("a", "b"), [begin(2), mutations(2, 3), close(2)], "vbuckets 3 than"),
+        (("a", "a"), [], ""),
+        (("", ""), [], ""),
+    ],
+)
+def test_changes_that_a_crash_may_have_lost_are_reported_once(branches, messages, lost):
+    """Couchbase 3.1.6 goes on after a crash without a rollback, and without the documents that it lost."""
+
+    def count(branch):
+        return {vbucket: ItemCount(0, branch) for vbucket in (2, 3, 4)}
+
+    before, after = map(count, branches)
+    consumer = TapConsumer(TapFeed(8, range(8), window=1 << 16))
+    consumer.feed.dump.set_counts(before)
+    consumer.feed.take_requests(lambda: 1)
+    consumer.give(mutations(2, 3), mutations(3, 1))
+    for warning in (lost, ""):
+        consumer.feed.forget_connection()
+        consumer.feed.dump.set_counts(after)
+        consumer.feed.take_requests(lambda: 2)
+        consumer.give(*messages)
+        consumer.feed.dump.record_silence()
+        found = consumer.feed.dump.set_counts(after)
+        assert warning in found
+        assert bool(found) == bool(warning)
+
+
 def test_stream_that_sends_nothing_is_checked_after_a_silence():
     feed = start_stream(counts(vb2=1), opaque_message(0, TapOpaque.ENABLE_AUTO_NACK))
     assert not feed.dump.needs_counts

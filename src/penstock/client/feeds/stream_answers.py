@@ -22,8 +22,6 @@ from penstock.errors import (
     AccessDenied,
     ConnectionClosed,
     RemoteProtocolError,
-    UnknownCollection,
-    UnknownScope,
     make_status_error,
 )
 from penstock.store.history.failover_log import FailoverLog
@@ -111,10 +109,10 @@ class StreamAnswers:
             self._streams.record_failure(stream, ConnectionClosed(f"{about}{hint}"))
         elif error.retriable:
             self._streams.record_failure(stream, error)
-        elif isinstance(error, AccessDenied | UnknownCollection | UnknownScope) and not stream.requested.value:
+        elif isinstance(error, AccessDenied):
             raise AccessDenied(
-                f"{about}: the user may not stream the whole bucket; select a permitted part by the options scope "
-                "or collections",
+                f"{about}: expected a role with the privilege DcpStream for its changes, such as data_dcp_reader; the "
+                "options scope and collections select a part of the bucket",
                 vbucket=stream.vbucket,
             )
         else:

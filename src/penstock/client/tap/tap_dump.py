@@ -12,6 +12,7 @@ from collections.abc import Collection
 from penstock.client.feeds.consumer_feed import DumpProgress, FeedState, StreamFailure
 from penstock.client.tap.tap_vbuckets import TapVbuckets
 from penstock.client.topology.item_counts import ItemCounts, Shortfall, describe_shortfalls, find_shortfalls
+from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import ConnectionClosed, Unreachable
 
 __all__ = ["TapDump"]
@@ -54,6 +55,8 @@ class TapDump(DumpProgress):
         self._until_now = until_now
         self._has_ended = self._is_checked = self._needs_verdict = False
         self._before: ItemCounts | None = None
+        self._read_from: dict[int, tuple[str, int]] = {}
+        """Vbucket -> the branch whose changes were received since the last rollback, and the number of rollbacks."""
         self._fruitless_dumps, self._lacking = 0, sys.maxsize
 
     def forget_connection(self) -> None:
@@ -109,11 +112,34 @@ class TapDump(DumpProgress):
             if self._vbuckets.is_backfilling:
                 self._is_checked = False  # the producer restarted a vbucket meanwhile, so its changes were rolled back
                 return ""
-            return self._describe_missing(counts)
+            return "; ".join(filter(None, (self._describe_lost(counts), self._describe_missing(counts))))
         if self._needs_verdict:
             self._dump_again(counts)
         self._before = counts
+        for vbucket, count in (counts or {}).items():
+            rollbacks = int(self._state.context.history[vbucket])
+            _, earlier = self._read_from.get(vbucket, ("", -1))
+            if vbucket not in self._vbuckets.with_rows or rollbacks != earlier:
+                self._read_from[vbucket] = count.branch, rollbacks
         return ""
+
+    def _describe_lost(self, counts: ItemCounts | None) -> str:
+        """Return a warning about vbuckets whose changes were received in another branch, and not rolled back since.
+
+        After a crash, ep-engine 3.1.6 sends no rollback: documents that the crash lost would stay without a word.
+        """
+        lost = []
+        for vbucket in sorted(self.chosen & self._vbuckets.with_rows & (counts or {}).keys()):
+            (branch, rollbacks), found = self._read_from.get(vbucket, ("", -1)), (counts or {})[vbucket].branch
+            if "" not in (branch, found) and branch != found and rollbacks == self._state.context.history[vbucket]:
+                lost.append(vbucket)
+                self._read_from[vbucket] = found, rollbacks
+        if not lost:
+            return ""
+        return (
+            f"the producer has another history of the vbuckets {format_ranges(lost, ', ')} than when it sent their "
+            "changes, as after a crash: it may have lost some of them; a dump (stop 'now') reads the existing documents"
+        )
 
     def _describe_missing(self, counts: ItemCounts | None) -> str:
         """Return a warning about the documents that a stream without end lacks.

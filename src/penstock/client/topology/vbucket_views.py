@@ -47,8 +47,8 @@ async def view_vbuckets(
         return await _view_vbuckets(reports, wanted, known, recheck)
     except AccessDenied as error:
         raise AccessDenied(
-            f"{error}: planned reads need the purge seqnos in the statistics; give the user a role with the privilege "
-            "SimpleStats, such as data_monitoring"
+            f"{error}: planned reads need the purge seqnos in the statistics; give the user a role of the bucket with "
+            "the privilege SimpleStats, such as data_monitoring"
         ) from None
 
 
