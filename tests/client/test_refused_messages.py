@@ -8,14 +8,14 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.cluster import copy_check
-from penstock.client.cluster.copy_check import compare_copies
+from penstock.client.cluster.copy_check import check_takeovers, compare_copies
 from penstock.client.connect.address import parse_address
 from penstock.client.relays.frame_relay import FrameRelay
 from penstock.client.relays.limited_frames import limit_frame, limit_run
 from penstock.client.relays.refused_messages import MessageRefused
 from penstock.client.replication.node_control import NodeControl, read_copied_seqnos
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
-from penstock.errors import UsageError
+from penstock.errors import UnsupportedServer, UsageError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Frame, cut_frame, join_frame
@@ -25,7 +25,7 @@ from penstock.wire.messages.dcp import Mutation, Prepare, SetVbucketState, Strea
 from penstock.wire.messages.tap import TapMutation
 from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 from penstock.wire.values.snappy import deflate
-from tests.client.old_server import OldServer, Release, reply
+from tests.client.old_server import COUCHBASE_2_5, COUCHBASE_3_1, OldServer, Release, reply
 from tests.client.peer import documents, in_loop
 from tests.client.test_frame_relay import connect_peers
 from tests.waiting import pass_turns
@@ -246,3 +246,18 @@ async def test_seqno_of_a_copy_is_that_of_its_newest_change(node):
     with OldServer(node, Release(stats={"vbucket-seqno": stats})) as server:
         async with NodeControl(parse_address(server.url())) as control:
             assert await read_copied_seqnos(control) == {0: 7, 1: 5}
+
+
+@pytest.mark.parametrize(
+    ("release", "has_dcp"), [(COUCHBASE_2_5, False), (COUCHBASE_3_1, True)], ids=["2.5.1", "3.1.6"]
+)
+@in_loop
+async def test_move_needs_dcp_and_names_no_option_that_it_lacks(node, release, has_dcp):
+    with OldServer(node, release) as server:
+        async with NodeControl(parse_address(server.url())) as control:
+            if has_dcp:
+                await check_takeovers(control)
+                return
+            with pytest.raises(UnsupportedServer, match=r"is Couchbase 2.5.1, which has no DCP to move") as caught:
+                await check_takeovers(control)
+            assert "protocol=tap" not in str(caught.value)

@@ -1,19 +1,36 @@
-"""Compares a vbucket with its copy in a takeover, before the target owns it: its owner serves no client then."""
+"""Checks of a move: both nodes can hand vbuckets over, and a copy is complete before the target owns it."""
 
 from __future__ import annotations
 
 import asyncio
 
+from penstock.client.connect.server_info import request_server_info
 from penstock.client.connect.stat_numbers import read_number
 from penstock.client.discovery.endpoint import format_endpoint
 from penstock.client.replication.node_control import NodeControl
 from penstock.client.topology.item_counts import ITEM_COUNT_GROUP
-from penstock.errors import UsageError
+from penstock.errors import UnsupportedServer, UsageError
+from penstock.wire.codec.constants import Dialect
 
-__all__ = ["compare_copies"]
+__all__ = ["check_takeovers", "compare_copies"]
 
 _POLL_SECONDS, _PATIENCE = 0.05, 10.0
 """ep-engine counts a deleted document until the deletion is on disk."""
+
+
+async def check_takeovers(node: NodeControl) -> None:
+    """Check that a node can hand vbuckets over and take them. TAP, of older servers, has no seqnos to compare.
+
+    Raises:
+        UnsupportedServer: the node has no DCP.
+    """
+    link = (await node.connect()).link
+    server = await request_server_info(link, node.address.options.operation_timeout)
+    if server.dialects and Dialect.DCP not in server.dialects:
+        raise UnsupportedServer(
+            f"{link.peer} is {server.name}, which has no DCP to move vbuckets; expected Couchbase 3.0 or newer. "
+            "penstock replicate can copy them over TAP"
+        )
 
 
 async def compare_copies(vbucket: int, old: NodeControl, new: NodeControl) -> None:

@@ -12,7 +12,7 @@ from contextlib import suppress
 from enum import Enum
 from typing import NamedTuple
 
-from penstock.client.cluster.copy_check import compare_copies
+from penstock.client.cluster.copy_check import check_takeovers, compare_copies
 from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.cluster.node_failover import read_report
 from penstock.client.cluster.replica_choice import is_replaced
@@ -133,6 +133,7 @@ class VbucketMover:
             target: another node of the publisher's map.
 
         Raises:
+            UnsupportedServer: a node has no DCP.
             UsageError: a node is not in the map, the source does not have a vbucket active, or the target has changes
                 of its own.
             KeyExists: a node has a newer map with other places of vbuckets, from another orchestrator.
@@ -144,6 +145,8 @@ class VbucketMover:
         left = await self._repair(sorted(vbuckets), old, new)
         if not left:
             return
+        for node in (old, new):
+            await check_takeovers(node)
         await release_strays(self._publisher, new)
         await self._release_replicas(left, old, new)
         options = ReplicationOptions(vbuckets=left, protocol=Dialect.DCP, until_caught_up=True)
