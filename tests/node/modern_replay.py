@@ -55,6 +55,7 @@ FEATURES = (3, 4, 6, 7, 8, 0x0A, 0x0B, 0x10, 0x11, 0x12, 0x14, 0x17)
 _SIDE_FEATURES = (4, 0x0B, 0x10, 0x11, 0x12)
 _WITHOUT_COLLECTIONS = tuple(feature for feature in FEATURES if feature != 0x12)
 HANDSHAKES: dict[str, tuple[int, ...] | None] = {
+    "coll_default_dropped/write": _WITHOUT_COLLECTIONS,
     "dcp_docs_delete_times_nocoll": _WITHOUT_COLLECTIONS,
     "dcp_docs_no_json": tuple(feature for feature in FEATURES if feature != 0x0B),
     "dcp_docs_no_snappy": tuple(feature for feature in FEATURES if feature != 0x0A),
