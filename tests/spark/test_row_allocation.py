@@ -162,3 +162,19 @@ def test_a_lost_branch_waits_for_the_next_plan():
     ends = allocate_rows(make_backlogs(counter.logs), 60, counter)
     assert ends.keys() == {1, 2}
     assert 60 - 60 // SHARES <= sum(ends.values()) <= 60
+
+
+class DenseCounter(LogCounter):
+    """Knows that there are fewer rows than seqnos, and that nearly each seqno of a part has a row."""
+
+    def is_dense(self, read: VbucketRead, seqnos: int) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("limit", range(1, 12))
+def test_a_dense_part_of_a_sparse_read_keeps_the_limit(limit):
+    """The expected seqnos for each row are too many then. They made a batch above the limit, or an end before 0."""
+    counter = DenseCounter([[*range(14), *[0] * 28], [*range(12), *[0] * 24], [*range(12), *[0] * 24]], is_exact=True)
+    ends = allocate_rows(make_backlogs(counter.logs), limit, counter)
+    assert min(ends.values()) >= 0
+    assert 0 < sum(ends.values()) <= limit

@@ -100,7 +100,8 @@ class _SeqnoCounter:
 
     def count_rows(self, reads: Sequence[VbucketRead], limit: int) -> RowCount:
         """Return the number of seqnos."""
-        return RowCount(sum(map(_count_seqnos, reads)), is_complete=True)
+        seqnos = sum(map(_count_seqnos, reads))
+        return RowCount(min(seqnos, limit), is_complete=seqnos <= limit)
 
 
 SEQNO_COUNTER: RowCounter = _SeqnoCounter()
