@@ -14,7 +14,7 @@ from penstock.node.server.connection_limits import TURN_BYTES
 from penstock.node.session.large_values import LARGE_VALUE_BYTES
 from penstock.node.session.parked_requests import MAX_PARKED_BYTES
 from penstock.node.session.value_workers import _MAX_PENDING
-from penstock.wire.codec.constants import DurabilityLevel, Feature, FrameInfoId
+from penstock.wire.codec.constants import MAX_FRAME, DurabilityLevel, Feature, FrameInfoId
 from penstock.wire.codec.constants import VbucketState as State
 from penstock.wire.codec.flags import Datatype, DocFlag, OpenFlag, PathFlag
 from penstock.wire.codec.frame import Frame
@@ -519,3 +519,13 @@ def test_large_lookup_results_are_returned(modern):
         b"%d" % (LARGE_VALUE_BYTES // 4),
         *(b"%d" % at for at in range(14)),
     ]
+
+
+def test_request_that_is_too_long_is_answered_before_the_connection_ends(modern):
+    """As memcached: the header alone is read, so the reply does not wait for the value."""
+    header = bytearray(Set(key=b"k", value=b"", opaque=7).encode()[:24])
+    header[8:12] = (MAX_FRAME + 1).to_bytes(4, "big")
+    modern.send(bytes(header))
+    reply = modern.receive()
+    assert (reply.opcode, reply.specific, reply.opaque) == (Opcode.SET, Status.EINVAL, 7)
+    assert modern.ended()
