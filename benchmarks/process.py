@@ -21,8 +21,6 @@ from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 
-__all__ = ["PASSWORD", "USER", "Process", "run_memcached", "run_penstock"]
-
 USER, PASSWORD = "Administrator", "password"
 """The login of a user with all rights on the nodes."""
 

@@ -25,7 +25,6 @@ from penstock.store.bucket.bucket_record import BucketRecord
 from penstock.store.bucket_store import BucketStore, make_indexes
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.documents.vbucket import Vbucket
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.store.history.frame_chunks import NO_FRAMES, Chunk
 from penstock.store.history.vbucket_changes import CAS, OPCODE, Newest, VbucketChanges
 from penstock.store.history.vbucket_history import VbucketHistory
@@ -37,8 +36,7 @@ from penstock.store.log.row_index import RowIndex
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
-
-__all__ = ["ROW_BUCKETS", "RowBucket", "RowChanges"]
+from penstock.wire.messages.kv import FailoverEntry
 
 _MUTATION = int(Opcode.DCP_MUTATION)
 _HEAD_BYTES = MUTATION_HEAD.size

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 from benchmarks.kept import run_in_process
 from penstock.wire.codec import native
 
-__all__ = ["WAYS", "CpuTimes", "MicroBatch", "QueryResult", "read_cpu_times", "run_queries"]
-
 WAYS = {"native": "1", "Python": "0"}
 """Name -> value of PENSTOCK_NATIVE."""
 

@@ -21,7 +21,8 @@ from penstock.client.feeds.collection_selection import (
     StreamContent,
 )
 from penstock.client.feeds.consumer_feed import ConsumerFeed
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.codec.constants import Dialect

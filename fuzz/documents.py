@@ -16,8 +16,6 @@ from penstock.spark.values.typed_documents import ColumnRule, DocumentParser, Pa
 from penstock.wire.codec import native
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["answered", "check", "list_tries", "mutate"]
-
 answered: Counter[str] = Counter()
 """How often values had each outcome: an object of which all fits, no object, or the reason of a misfit."""
 

@@ -2,8 +2,6 @@
 
 from hypothesis import settings
 
-__all__ = ["scaled"]
-
 _FULL, _FEWEST = 100, 5
 """Examples of a property that states no number, in the profile `full`; and the fewest of any property."""
 

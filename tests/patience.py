@@ -1,7 +1,5 @@
 """How long a test waits for an event."""
 
-__all__ = ["PATIENCE"]
-
 PATIENCE = 300.0
 """Seconds that a test waits for an event before it fails.
 

@@ -5,8 +5,6 @@ import socket
 from contextlib import ExitStack
 from itertools import islice
 
-__all__ = ["free_ports"]
-
 _BELOW_EPHEMERAL = range(20_000, 32_000)
 """Linux takes the ports of outgoing connections from 32768 on. One of those could be taken before the server has it."""
 

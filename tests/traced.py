@@ -12,8 +12,6 @@ from opentelemetry.sdk.trace.sampling import ALWAYS_OFF, ALWAYS_ON, Sampler, Sam
 
 from penstock.client.tracing.span_types import EVENTS, SpanType
 
-__all__ = ["SpanLog", "check_declared", "record_spans"]
-
 
 class Switch(Sampler):
     """Samples all spans of tests that record spans, and none of other tests in the process."""

@@ -7,8 +7,6 @@ from typing import Any
 
 from tests.patience import PATIENCE
 
-__all__ = ["pass_turns", "wait_readable", "wait_until"]
-
 _BETWEEN_CHECKS = 0.01
 """Seconds between two checks of a condition: few enough to be short, and long enough to leave the CPU to others."""
 

@@ -25,10 +25,10 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import Open, StreamReq
 from penstock.wire.messages.kv import Get, Set
 
-__all__ = ["Journey", "measure_journeys"]
-
 _SOURCE = str(Path(penstock.__file__).parent)
 _KEY = b"key"
+_TURNS = 8
+"""Changes that a client receives: during some of them it also does other work, and the shortest journey counts."""
 
 
 class Journey(NamedTuple):
@@ -111,10 +111,12 @@ async def _consume(url: str) -> Journey:
         await bucket.upsert("first", b"{}")
         batches = bucket.batches(start="beginning")
         await anext(batches)
-        await bucket.upsert("second", b"{}")
-        found = await _count(lambda: anext(batches))
+        found = []
+        for number in range(_TURNS):
+            await bucket.upsert(f"next {number}", b"{}")
+            found.append(await _count(lambda: anext(batches)))
         await batches.aclose()
-        return found
+        return min(found, key=lambda journey: len(journey.modules))
 
 
 async def _serve_requests() -> dict[str, Journey]:

@@ -20,8 +20,6 @@ from typing import Any, NamedTuple, TypeVar
 
 from penstock.errors import UsageError
 
-__all__ = ["CHECKED_INSIDE", "check_arguments"]
-
 T = TypeVar("T", bound=Callable[..., Any])
 
 CHECKED_INSIDE = "checked inside"

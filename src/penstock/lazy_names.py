@@ -8,8 +8,6 @@ from typing import Any
 
 from penstock.extras import describe_missing_extra
 
-__all__ = ["make_lazy_names"]
-
 
 def make_lazy_names(
     package: dict[str, Any], homes: Mapping[str, str]

@@ -23,29 +23,6 @@ from urllib.parse import quote, unquote
 
 from penstock.errors import UsageError
 
-__all__ = [
-    "MEMBER_FILE",
-    "NODE_FILE",
-    "check_new_bucket",
-    "escape_bytes",
-    "escape_text",
-    "find_bucket_name_error",
-    "format_count",
-    "is_bucket_name",
-    "make_json_printable",
-    "make_printable",
-    "quote_column",
-    "quote_key_part",
-    "quote_part",
-    "quote_table",
-    "spell_columns",
-    "unescape_bytes",
-    "unescape_text",
-    "unquote_column",
-    "unquote_part",
-    "unquote_table",
-]
-
 _SHORT = {"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"}
 _LONG = {escape: char for char, escape in _SHORT.items()}
 _ESCAPE = re.compile(r"\\(?:[\\nrt]|x[0-9a-f]{2}|u[0-9a-f]{4}|U[0-9a-f]{8})")

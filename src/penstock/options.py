@@ -22,41 +22,6 @@ from typing import Any, Literal
 
 from penstock.errors import UsageError
 
-__all__ = [
-    "ANY_TEXT",
-    "BOOLEAN",
-    "COMMAND",
-    "FILE",
-    "INTEGER",
-    "PORT",
-    "POSITIVE",
-    "SECONDS",
-    "SIZE",
-    "TEXT",
-    "GivenOptions",
-    "Option",
-    "OptionType",
-    "check_limits",
-    "find_option_group",
-    "format_option",
-    "given_options",
-    "list_of",
-    "list_options",
-    "member_of",
-    "nonempty",
-    "number",
-    "one_of",
-    "option",
-    "parsed",
-    "read_options",
-    "read_shared_values",
-    "shared_option",
-    "split_command",
-    "text_list",
-    "to_external_name",
-    "whole_number",
-]
-
 Reader = Callable[[str, str], Any]
 """Takes an option's name and text, returns its value. Raises UsageError."""
 

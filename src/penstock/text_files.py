@@ -19,16 +19,6 @@ from typing import BinaryIO
 
 from penstock.errors import UsageError
 
-__all__ = [
-    "MOST_LINE_BYTES",
-    "LineReader",
-    "decode_text",
-    "find_other_encoding",
-    "read_text",
-    "read_text_file",
-    "split_lines",
-]
-
 MOST_LINE_BYTES = 256 * 1024 * 1024
 """Limit of a line: the largest document, 20 MiB, with an escape of six bytes for each of its bytes, and its key."""
 

@@ -23,8 +23,6 @@ from penstock.errors import UsageError
 from penstock.options import find_option_group, format_option, list_options
 from penstock.text_files import read_text_file
 
-__all__ = ["TomlKey", "TomlPlace", "build_dataclass", "check_keys", "list_keys", "load_toml", "parse_table"]
-
 T = TypeVar("T")
 
 _MAX_BYTES = 1 << 20

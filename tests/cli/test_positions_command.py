@@ -14,7 +14,7 @@ from penstock.client.streams.time_search import find_position_before
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import UsageError
 from penstock.spark.source.offsets import Offset
-from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.messages.kv import FailoverEntry
 
 
 @pytest.fixture

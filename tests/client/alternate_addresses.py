@@ -7,8 +7,6 @@ from penstock.node.cluster.own_map import NodePlace
 from penstock.pytest.fault_proxy import FaultProxy
 from tests.node.balanced_nodes import balance, open_node
 
-__all__ = ["ALTERNATE_PATH", "AlternateCluster", "run_alternate_cluster"]
-
 ALTERNATE_PATH = "/node/controller/setupAlternateAddresses/external"
 
 

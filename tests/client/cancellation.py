@@ -8,8 +8,6 @@ from penstock.wire.codec.statuses import Status
 from tests.client.old_server import OldServer, reply
 from tests.client.restarting import SERVING
 
-__all__ = ["CancelledAt", "RefusingServer", "cancel_at"]
-
 _BOOKKEEPING = {Opcode.SUBDOC_MULTI_MUTATION, Opcode.SUBDOC_MULTI_LOOKUP, Opcode.DELETE}
 
 

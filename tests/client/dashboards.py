@@ -12,8 +12,6 @@ from penstock.client.signals.web_listener import WebListener
 from penstock.client.signals.web_server import serve_sites
 from tests.client.scripted_release import RELEASES, ReleaseServer
 
-__all__ = ["run_dashboard", "run_release"]
-
 
 @contextmanager
 def run_dashboard(url, credentials=None, login=None, idle_seconds=None):

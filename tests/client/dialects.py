@@ -2,7 +2,8 @@
 
 from itertools import count
 
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Message

@@ -32,8 +32,6 @@ from tests.node.wire_client import WireClient, connected
 from tests.patience import PATIENCE
 from tests.store.failing import read_newest_changes
 
-__all__ = ["ScheduleFailed", "Step", "make_steps", "run_seed", "run_seeds"]
-
 VBUCKETS = 4
 KEYS = 12
 LOSSES = {"rollback", "fail_over", "recreate"}

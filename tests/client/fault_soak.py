@@ -33,8 +33,6 @@ from penstock.wire.messages.kv import Set
 from tests.node.wire_client import WireClient, connected
 from tests.patience import PATIENCE
 
-__all__ = ["SoakOptions", "run_soak"]
-
 VBUCKETS = 64
 KEYS = 20_000
 LAST = b"last"

@@ -3,8 +3,9 @@
 from dataclasses import dataclass
 from itertools import count
 
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status

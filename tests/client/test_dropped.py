@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from penstock import connect
 from penstock.client.connect.dropped_frames import DropReason, describe_drops
 from penstock.client.feeds.collection_selection import CollectionSelection
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import AccessDenied, OrderViolation
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.layout import decode_frame

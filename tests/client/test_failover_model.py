@@ -17,10 +17,11 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.replication.map_layout import MapLayout, MapNode
 from penstock.client.topology.balance_plan import plan_replicas
 from penstock.store.documents.durability_monitor import DurabilityMonitor
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log
+from penstock.store.history.failover_log import FailoverLog, create_entry, prune_log
 from penstock.store.history.prepare_frames import PendingPrepare
 from penstock.store.history.rollback import find_common_seqno
 from penstock.wire.codec.constants import DurabilityLevel, VbucketState
+from penstock.wire.messages.kv import FailoverEntry
 
 ACTIVE, REPLICA = VbucketState.ACTIVE, VbucketState.REPLICA
 LEVEL = DurabilityLevel.PERSIST_TO_MAJORITY

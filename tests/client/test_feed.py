@@ -4,9 +4,9 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import (
     OrderViolation,
     RemoteProtocolError,

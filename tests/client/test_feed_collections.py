@@ -13,7 +13,7 @@ from penstock.client.feeds.collection_selection import (
     parse_manifest,
     qualify_name,
 )
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.errors import AccessDenied, RemoteProtocolError, UnknownCollection, UsageError
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.flags import Datatype

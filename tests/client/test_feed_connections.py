@@ -5,9 +5,9 @@ from itertools import cycle, zip_longest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import BEGINNING
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.opcodes import Magic, Opcode

@@ -2,9 +2,9 @@
 
 import pytest
 
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import Position, SnapshotEnd
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import (
     AccessDenied,
     ConnectionClosed,

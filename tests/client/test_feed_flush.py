@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import (
     OrderViolation,
 )

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import UNKNOWN_END, Position, SnapshotEnd
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import ConnectionClosed, KeyNotFound, NotMyVbucket, RemoteProtocolError
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.frame import Frame, join_frame

@@ -8,7 +8,8 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.address import parse_address
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.collection_selection import StreamContent
-from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.codec.constants import Dialect

@@ -26,8 +26,9 @@ from penstock.client.replication.map_layout import (
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import RemoteProtocolError
 from penstock.node.cluster.own_map import dump_json
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry
+from penstock.store.history.failover_log import FailoverLog, create_entry
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.kv import FailoverEntry
 
 NODES = [MapNode((f"10.0.0.{at}", 11210), {"kv": 11210, "mgmt": 8091}) for at in range(4)] + [
     MapNode(("fd00::1", 11210), {"kv": 11210, "kvSSL": 11207, "mgmt": 8091})

@@ -12,10 +12,9 @@ from penstock.client.topology.observed_copies import judge_copies
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno
 from penstock.errors import Unreachable, UnsupportedServer, UsageError
 from penstock.node import Node
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status as S
-from penstock.wire.messages.kv import Observed, SetVbucket
+from penstock.wire.messages.kv import FailoverEntry, Observed, SetVbucket
 from penstock.wire.messages.observe import StartPersistence, StopPersistence
 from tests.client.old_server import COUCHBASE_3_1, OldServer
 from tests.client.peer import in_loop

@@ -14,8 +14,8 @@ from penstock.client.connect.address import parse_address
 from penstock.client.replication.map_layout import MapLayout, MapNode
 from penstock.client.replication.replicator import ReplicationOptions, Replicator
 from penstock.node import Node
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import VbucketState
+from penstock.wire.messages.kv import FailoverEntry
 from tests.client.peer import in_loop
 from tests.client.test_vbucket_mover import VBUCKETS, check_documents, list_active, make_endpoint, moving
 from tests.node.watch import run

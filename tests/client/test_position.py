@@ -13,7 +13,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
 from penstock.client.feeds.stream_position import (
     BEGINNING,
     UNKNOWN_END,
@@ -27,12 +27,14 @@ from penstock.client.feeds.stream_position import (
     reconcile_position,
     roll_back_position,
 )
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.topology.vbucket_info import VbucketInfo
-from penstock.store.history.failover_log import FailoverEntry, create_entry
+from penstock.store.history.failover_log import create_entry
 from penstock.store.history.rollback import StreamRequest, find_range_error, find_rollback_point
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Deletion, Mutation
+from penstock.wire.messages.kv import FailoverEntry
 from tests.client import dialects, producer
 from tests.examples import scaled
 

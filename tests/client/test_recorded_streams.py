@@ -14,8 +14,9 @@ from typing import NamedTuple
 import cramjam
 import pytest
 
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
 from penstock.client.feeds.stream_position import Position
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.tap.tap_feed import TapFeed
 from penstock.errors import Error, StatusError
 from penstock.wire.codec.flags import Datatype, TapFlag

@@ -4,7 +4,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from penstock.client.cluster.replica_choice import is_replaced
-from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.messages.kv import FailoverEntry
 
 A, B, C = 1, 2, 3
 SHARED = FailoverEntry(A, 0)

@@ -6,7 +6,7 @@ import pytest
 
 from penstock.client.feeds.resume_policy import FOLLOW, PinnedBranch, Resumption, is_complete_end
 from penstock.client.feeds.stream_position import BEGINNING, Position, SnapshotEnd
-from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.messages.kv import FailoverEntry
 
 NEWER = FailoverEntry(33, 12)
 LOG = (FailoverEntry(22, 10), FailoverEntry(11, 0))

@@ -11,7 +11,7 @@ from penstock.client.feeds.stream_position import Position, SnapshotEnd
 from penstock.client.positions.file_positions import FilePositions
 from penstock.errors import RolledBack, UsageError
 from penstock.node import Node
-from penstock.store.history.failover_log import FailoverEntry
+from penstock.wire.messages.kv import FailoverEntry
 from tests.patience import PATIENCE
 
 LOG = (FailoverEntry(8, 10), FailoverEntry(7, 0))

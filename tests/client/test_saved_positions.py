@@ -22,8 +22,8 @@ from penstock.client.positions.saved_positions import SavedPositions, decode_pos
 from penstock.client.positions.sqlite_positions import SqlitePositions, list_sqlite_names
 from penstock.errors import Error, PositionOfOtherBucket, PositionsChanged, PositionsUnreadable
 from penstock.node import Node
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO
+from penstock.wire.messages.kv import FailoverEntry
 
 U64 = st.integers(0, MAX_SEQNO)
 

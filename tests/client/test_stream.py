@@ -9,8 +9,8 @@ import pytest
 
 from penstock import Node, connect
 from penstock.client.documents.document import compute_vbucket
-from penstock.client.feeds.feed import EndRule, StreamTarget
 from penstock.client.feeds.stream_position import BEGINNING
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import RemoteProtocolError, Unreachable, UsageError
 from penstock.wire.columns.run_decoder import list_changes
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event

@@ -6,10 +6,9 @@ import pytest
 
 from penstock.client.consumers.delivery_part import find_positions_within
 from penstock.client.feeds.collection_selection import StreamContent
-from penstock.client.feeds.feed import StreamTarget
 from penstock.client.feeds.resume_policy import RESUME_POLICIES, RollbackPolicy
 from penstock.client.feeds.stream_position import BEGINNING, SnapshotEnd
-from penstock.client.feeds.vbucket_stream import EndRule
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import ConnectionClosed, OrderViolation, RemoteProtocolError, RolledBack
 from penstock.wire.codec.flags import OsoFlag
 from penstock.wire.columns.run_decoder import SMALL_RUN

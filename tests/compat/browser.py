@@ -11,8 +11,6 @@ from typing import Any
 from tests.compat.installed import AXE, find_browser
 from tests.patience import PATIENCE
 
-__all__ = ["DESKTOP", "PHONE", "expect_accessible", "open_browser", "open_page"]
-
 DESKTOP = {"width": 1320, "height": 900}
 PHONE = {"width": 390, "height": 844}
 

@@ -24,16 +24,6 @@ from tests.node.serve_process import ServeProcess, run_processes
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = [
-    "BUCKET",
-    "VBUCKETS",
-    "ConsumerRecord",
-    "DrivenCluster",
-    "ReceivedMutation",
-    "ReceivedRollback",
-    "WriterRecord",
-]
-
 BUCKET = "beer"
 VBUCKETS = 16
 MORE = 10

@@ -18,8 +18,6 @@ from penstock.wire.codec.statuses import Status
 from tests.node.wire_client import WireClient, connected
 from tests.patience import PATIENCE
 
-__all__ = ["dashboard_url", "lose_changes", "open_consumer", "opened_scene", "store_documents", "stored_without_end"]
-
 _STYLES = ("pale ale", "stout", "saison", "porter", "lager")
 
 

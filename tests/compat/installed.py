@@ -15,20 +15,6 @@ import pytest
 
 from tests.quick_java import QUICK_JAVA
 
-__all__ = [
-    "AXE",
-    "GO_DIRECTORY",
-    "find_browser",
-    "find_go_program",
-    "find_program",
-    "make_java_command",
-    "make_kafka_command",
-    "make_lakehouse_command",
-    "make_library_environment",
-    "make_npm_environment",
-    "require_package",
-]
-
 _PLACE = Path(__file__).parent.parent.parent / "build" / "compat"
 _DEBIAN = _PLACE / "debian" / "usr"
 _NPM = _PLACE / "npm" / "node_modules"

@@ -21,8 +21,6 @@ from tests.patience import PATIENCE
 from tests.ports import free_ports
 from tests.spark.buckets import Contents
 
-__all__ = ["PASSWORD", "USER", "KafkaBroker", "MergedEvents", "read_values", "write_certificates"]
-
 USER, PASSWORD = "ada", "Hopfen-und-Malz"
 LISTENERS = ("PLAINTEXT", "LOGIN", "CERTIFICATE")
 LOGIN_MODULE = "org.apache.kafka.common.security.{0}.{1}LoginModule"

@@ -11,8 +11,6 @@ from threading import Condition, Thread
 
 from tests.patience import PATIENCE
 
-__all__ = ["Program"]
-
 
 class Program:
     """A running program. A thread reads its output, so that it never waits for the test.

@@ -13,8 +13,6 @@ from typing import Any
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["Serving"]
-
 
 class Serving:
     """A node in its own process. After a restart it listens on the same ports.

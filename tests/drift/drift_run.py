@@ -23,8 +23,6 @@ from tests.drift.month import Day, Shop, list_days
 from tests.drift.pipelines import BatchPipeline, DriftPipeline, SparkPipeline, open_lake
 from tests.drift.rebuilt_documents import is_of_field, normalize_document, rebuild_document
 
-__all__ = ["run_month"]
-
 LETTERS = "_misfits"
 
 

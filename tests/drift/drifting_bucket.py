@@ -13,8 +13,6 @@ from tests.node.watch import run as in_node
 from tests.spark.buckets import Documents
 from tests.spark.test_protocols import fail_over
 
-__all__ = ["VBUCKETS", "DriftingBucket"]
-
 VBUCKETS = 16
 BUCKET = "default"
 SCOPE = "sales"

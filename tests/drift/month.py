@@ -10,8 +10,6 @@ from typing import Any
 
 from tests.drift.drifting_bucket import DriftingBucket
 
-__all__ = ["DAYS", "SHORT", "Day", "Declarations", "Shop"]
-
 NOON = 1_796_212_800_000
 """The first day at noon, in milliseconds since 1970."""
 PER_DAY = 40

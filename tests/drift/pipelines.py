@@ -30,8 +30,6 @@ from tests.patience import PATIENCE
 from tests.spark.buckets import MicroBatches
 from tests.spark.lakes import QUERY, ROOT, checkpoint
 
-__all__ = ["BatchPipeline", "DriftPipeline", "SparkPipeline"]
-
 
 class DriftPipeline(Protocol):
     """A pipeline that a program runs again and again."""

@@ -13,8 +13,6 @@ from typing import Any
 
 from penstock.names import unquote_column
 
-__all__ = ["is_of_field", "normalize_document", "rebuild_document"]
-
 TIME = "created"
 RENAMED = {"created_at": TIME}
 """The field that `columns` of a table makes a time, in a column of another name."""

@@ -14,8 +14,6 @@ from penstock.client.documents.document import compute_vbucket
 from penstock.client.documents.durability_levels import DurabilityName
 from penstock.errors import Error
 
-__all__ = ["AcknowledgedWrite", "AcknowledgedWrites"]
-
 LEVELS: tuple[DurabilityName | None, ...] = (None, "majority", "persistToMajority")
 COMMIT_SECONDS = 5.0
 """A write is on disk within some milliseconds, but not on a busy machine. A later kill loses no write."""

@@ -44,8 +44,6 @@ from tests.node.serve_process import ServeProcess
 from tests.patience import PATIENCE
 from tests.ports import free_ports
 
-__all__ = ["FaultPlan", "run_plan"]
-
 _HOST, _NODE_HOST = "127.0.0.1", "127.0.0.2"
 _BUCKET, _VBUCKETS, _WRITERS = "beer", 8, 12
 _OPTIONS = "connectTimeout=2&operationTimeout=2&retrySeconds=4"

@@ -21,8 +21,6 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.wire.values.collection_key import pack_collection_id
 from tests.kills.writer import KillPoint, SelfKillingDirectory
 
-__all__ = ["NOW", "open_bucket"]
-
 NOW = 1_700_000_000 * 10**9
 _SETTINGS = BucketSettings(segment_bytes=8192, purge_age=0.0)
 _MOST_COLLECTIONS = 4

@@ -10,13 +10,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from penstock.store.documents.vbucket import Item
+from penstock.store.documents.item import Item
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from tests.kills.workload import COMMANDS, NANOSECONDS, Operation, Turn
-
-__all__ = ["ACTIVE", "Change", "ExpectedBucket", "ExpectedVbucket", "add_branch"]
 
 ACTIVE = VbucketState.ACTIVE
 _LOGICAL = 0xFFFF

@@ -17,8 +17,6 @@ from tests.kills.writer import Life
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["Death", "ForkServer"]
-
 ROOT = Path(__file__).parents[2]
 
 

@@ -15,8 +15,6 @@ from tests.kills.workload import NANOSECONDS, PLANS, generate_turns
 from tests.kills.writer import WRITER, Life, generate_vbuuids
 from tests.store.model import Tombstone, decode_changes
 
-__all__ = ["Mismatch", "check_bucket", "find_end"]
-
 _AHEAD = 50_000
 """The maximum number of turns that a writer executes after its last report of the turns on disk."""
 

@@ -17,8 +17,6 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["VBUCKETS", "NodeProcess", "serve"]
-
 VBUCKETS = 16
 
 

@@ -28,8 +28,6 @@ from penstock.wire.messages.observe import CompactDb, StartPersistence, StopPers
 from tests.kills.served import VBUCKETS
 from tests.patience import PATIENCE
 
-__all__ = ["Traffic"]
-
 _KEYS = [b"key %d" % number for number in range(300)]
 _AT_ONCE = 20
 _LARGEST_VALUE = 2000

@@ -13,8 +13,6 @@ from tests.kills.reader import check_bucket, find_end
 from tests.kills.workload import PLANS, get_life_start, is_copy
 from tests.kills.writer import READER, Clock, KillPoint, Life, generate_vbuuids, open_bucket
 
-__all__ = ["KilledBucket"]
-
 
 class KilledBucket:
     """A bucket whose writer is killed repeatedly.

@@ -15,18 +15,6 @@ from typing import Any, NamedTuple
 
 from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = [
-    "COMMANDS",
-    "NANOSECONDS",
-    "PLANS",
-    "Operation",
-    "Plan",
-    "Turn",
-    "generate_turns",
-    "get_life_start",
-    "is_copy",
-]
-
 NANOSECONDS = 10**9
 _START = 1_700_000_000 * NANOSECONDS
 _TURN_NS = NANOSECONDS // 50

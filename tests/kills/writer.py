@@ -25,8 +25,6 @@ from penstock.wire.codec.constants import VbucketState
 from penstock.wire.columns.schema import Event
 from tests.kills.workload import COMMANDS, PLANS, Operation, generate_turns, get_life_start
 
-__all__ = ["OPERATIONS", "READER", "WRITER", "Clock", "KillPoint", "Life", "generate_vbuuids", "open_bucket", "write"]
-
 WRITER, READER = range(2)
 """The process that opens a bucket: the writer, which is killed, or the reader, which checks the content afterwards."""
 

@@ -10,8 +10,6 @@ from penstock.node import Node
 from tests.node.http.web_client import WebClient
 from tests.patience import PATIENCE
 
-__all__ = ["BUCKETS", "VBUCKETS", "apply_bucket", "balance", "open_node", "run_nodes"]
-
 BUCKETS = "/pools/default/buckets"
 VBUCKETS = 16
 

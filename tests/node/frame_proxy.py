@@ -16,8 +16,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import AddStream, Open
 from tests.node.wire_client import WireClient, connected
 
-__all__ = ["replicating"]
-
 Cut = Callable[[bytes], bool]
 
 FEATURES = (Feature.XATTR, Feature.SNAPPY, Feature.JSON, Feature.COLLECTIONS)

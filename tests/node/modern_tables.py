@@ -21,8 +21,6 @@ from tests.node.replay_edits import Edit, chain_edits, edit_each, remove_frames,
 from tests.node.replay_state import CHANGES, get_seqno, list_streams
 from tests.node.replay_tables import Difference
 
-__all__ = ["FREELY_CUT", "MODERN_DIFFERENCES", "PENDING", "REPLIES_ONLY"]
-
 MEMORY = SnapshotFlag.MEMORY | SnapshotFlag.CHECKPOINT
 DOCUMENTS = tuple(name for name in NAMES if name.startswith("dcp_docs_"))
 

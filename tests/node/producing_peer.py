@@ -2,7 +2,6 @@
 
 from contextlib import contextmanager
 
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.codec.frame import Frame
@@ -10,7 +9,7 @@ from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status as S
 from penstock.wire.messages.dcp import AddStream, AddStreamReply, DcpReply, Mutation, SnapshotMarker, StreamReq
-from penstock.wire.messages.kv import Noop, SetVbucket, pack_failover_log
+from penstock.wire.messages.kv import FailoverEntry, Noop, SetVbucket, pack_failover_log
 from tests.node.wire_client import WireClient
 
 LOG = (FailoverEntry(0xABC, 0),)

@@ -21,8 +21,6 @@ from tests.node.watch import run
 from tests.patience import PATIENCE
 from tests.waiting import wait_readable
 
-__all__ = ["run_node_for"]
-
 ROOT = Path(__file__).parents[2]
 
 ON_DISK: dict[str, str | None] = {

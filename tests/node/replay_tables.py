@@ -42,8 +42,6 @@ from tests.node.replay_edits import (
     set_nrus,
 )
 
-__all__ = ["DIFFERENCES", "LOOSELY_ORDERED", "Difference"]
-
 
 @dataclass(frozen=True)
 class Difference:

@@ -8,8 +8,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SetVbucket
 from tests.node.wire_client import connected
 
-__all__ = ["set_states"]
-
 
 def set_states(node, state, *chain):
     """Set the state of all vbuckets of the bucket `beer`, with a replication chain."""

@@ -15,8 +15,6 @@ from tests.patience import PATIENCE
 from tests.ports import free_ports
 from tests.waiting import wait_readable
 
-__all__ = ["VBUCKETS", "ServeProcess", "copy_vbuckets", "make_address", "run_processes", "wait_for"]
-
 VBUCKETS = 4
 
 

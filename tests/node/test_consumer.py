@@ -10,7 +10,6 @@ from penstock.node.auth import User
 from penstock.node.auth.users import make_account
 from penstock.node.auth.users_file import change_users
 from penstock.store.documents.incoming_changes import IncomingChanges
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype, OpenFlag, SnapshotFlag, StreamFlag
 from penstock.wire.codec.frame import Frame
@@ -41,7 +40,7 @@ from penstock.wire.messages.dcp import (
     unpack_rollback,
 )
 from penstock.wire.messages.dcp_values import pack_stream_id
-from penstock.wire.messages.kv import Delete, Get, Noop, SelectBucket, SetVbucket, pack_failover_log
+from penstock.wire.messages.kv import Delete, FailoverEntry, Get, Noop, SelectBucket, SetVbucket, pack_failover_log
 from penstock.wire.messages.sasl import SaslAuth
 from tests.node.producing_peer import LOG, make_replica, mutation, producing, read_history
 from tests.node.test_login import ITERATIONS

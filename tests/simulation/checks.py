@@ -13,8 +13,6 @@ from tests.simulation.cluster import Cluster
 from tests.simulation.orchestrator import ClusterDriver
 from tests.store.failing import read_newest_changes
 
-__all__ = ["find_differences", "find_double_owners", "is_quiet"]
-
 
 def is_quiet(cluster: Cluster, driver: ClusterDriver, consumers: Iterable[Consumer]) -> bool:
     """Return whether all nodes have the newest map, and all replicas and consumers the newest seqnos."""

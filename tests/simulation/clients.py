@@ -23,8 +23,6 @@ from tests.simulation.cluster import BUCKET, PORT
 from tests.simulation.orchestrator import ClusterDriver
 from tests.simulation.promises import Promises, Write
 
-__all__ = ["Consumer", "Writer"]
-
 _TIMEOUT = 3.0
 _TOKEN = Struct(">QQ")
 _KEYS = 4

@@ -16,8 +16,6 @@ from tests.simulation.disk import MachineDisks
 from tests.simulation.network import Network
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
-__all__ = ["BUCKET", "PORT", "Cluster", "SimulatedNode"]
-
 BUCKET, PORT = "b", 11210
 _BUCKET_UUID = f"{1:032x}"
 _EPOCH = 1_800_000_000 * 10**9  # of the virtual clock, ns since 1970

@@ -14,8 +14,6 @@ from tests.simulation.schedule import Schedule
 from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import World
 
-__all__ = ["ClusterStory"]
-
 _WATCH_SECONDS = 0.05
 
 

@@ -9,8 +9,6 @@ from random import Random
 from penstock.store.disk.bucket_files import Directory
 from tests.store.memory_disk import MemoryDisk
 
-__all__ = ["MachineDisks"]
-
 
 class MachineDisks:
     """The disks of one machine, which outlive its processes.

@@ -12,8 +12,6 @@ from zlib import crc32
 
 from tests.simulation.virtual_loop import PROCESS, Process, VirtualLoop
 
-__all__ = ["Link", "Network", "SimulatedTransport"]
-
 _END, _RESET = object(), object()
 _FIRST_PORT = 40_000
 

@@ -21,8 +21,6 @@ from penstock.wire.codec.constants import VbucketState
 from tests.simulation.cluster import BUCKET, PORT, Cluster
 from tests.simulation.virtual_loop import Process
 
-__all__ = ["ClusterDriver", "VbucketPlace"]
-
 _OPTIONS = "connectTimeout=10&operationTimeout=10&retrySeconds=3"
 _LOOK_SECONDS = 0.05
 _RETRY_SECONDS = 0.5

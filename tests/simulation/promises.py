@@ -9,8 +9,6 @@ from penstock.wire.codec.constants import DurabilityLevel
 from tests.simulation.cluster import Cluster, SimulatedNode
 from tests.simulation.orchestrator import ClusterDriver, VbucketPlace
 
-__all__ = ["Promises", "Write"]
-
 
 @dataclass(eq=False)
 class Write:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import NamedTuple
 
-__all__ = ["Action", "Fault", "Schedule"]
-
 CLIENT_HOSTS = {"cluster": 4, "xdcr": 4}
 """Story -> the number of machines without nodes. They come after those of the nodes."""
 

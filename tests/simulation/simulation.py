@@ -18,8 +18,6 @@ from tests.simulation.virtual_loop import Stalled, VirtualLoop
 from tests.simulation.world import Report, World
 from tests.simulation.xdcr_story import XdcrStory
 
-__all__ = ["SimulationFailed", "find_shortest_failure", "run_schedule", "run_seed"]
-
 STORIES: dict[str, Callable[[Schedule, VirtualLoop], World]] = {
     "cluster": ClusterStory,
     "xdcr": XdcrStory,

@@ -14,8 +14,6 @@ from typing import Any
 from penstock.client.connect.client_session import STREAM_NAMES
 from tests.store.memory_disk import ProcessDied
 
-__all__ = ["PROCESS", "Process", "Stalled", "VirtualLoop"]
-
 PROCESS: ContextVar[Process] = ContextVar("PROCESS")
 """The process to which the running callback belongs."""
 

@@ -12,8 +12,6 @@ from tests.simulation.network import Link, Network
 from tests.simulation.schedule import Action, Schedule
 from tests.simulation.virtual_loop import Process, VirtualLoop
 
-__all__ = ["Report", "World"]
-
 
 class Report(NamedTuple):
     """The result of a simulation.

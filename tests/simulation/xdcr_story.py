@@ -23,8 +23,6 @@ from tests.simulation.virtual_loop import VirtualLoop
 from tests.simulation.world import World
 from tests.store.failing import read_newest_changes
 
-__all__ = ["XdcrStory"]
-
 _KEYS = 6
 _SHARED = ("^k[0-3]", frozenset(b"\0k%d" % number for number in range(4)))
 """A filter of keys, and the keys that it chooses."""

@@ -19,8 +19,6 @@ from penstock.spark.pipeline.state.run_progress import BatchTime, DependentProgr
 from penstock.spark.tables.misfits import RestCount, RestReport
 from tests.spark.lakes import append, checkpoint, rollback, row
 
-__all__ = ["PROGRESS", "run_page", "write_lake"]
-
 REST = RestReport(
     1, 1, (RestCount("n", "other type", "text", "BIGINT", 1), RestCount("new", "unknown field", "", None, 1))
 )

@@ -9,7 +9,8 @@ from penstock.spark.source.offsets import (
     derive_reads,
 )
 from penstock.spark.source.ranges import divide_reads
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.store.history.failover_log import FailoverLog
+from penstock.wire.messages.kv import FailoverEntry
 
 A, B, C = 0xA, 0xB, 0xC
 

@@ -21,9 +21,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
 from penstock.client.feeds.resume_policy import PinnedBranch
 from penstock.client.feeds.stream_position import Position
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import Error, UsageError
 from penstock.spark.source import batch_planning, offsets

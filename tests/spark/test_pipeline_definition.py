@@ -19,7 +19,6 @@ from penstock.spark.dependents.kinds.xdcr_target import XdcrTargetKind
 from penstock.spark.dependents.registry import list_kinds
 from penstock.spark.pipeline.definition.definition import (
     CurrentSettings,
-    Metrics,
     PipelineDefinition,
     SourceDefinition,
     TableSettings,
@@ -28,7 +27,7 @@ from penstock.spark.pipeline.definition.definition import (
     read_definition,
 )
 from penstock.spark.pipeline.definition.lineage_settings import LineageSettings
-from penstock.spark.pipeline.definition.run_options import DashboardSettings
+from penstock.spark.pipeline.definition.run_options import DashboardSettings, Metrics
 from penstock.toml_tables import list_keys
 from penstock.wire.codec.constants import Dialect
 

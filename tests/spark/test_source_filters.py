@@ -30,11 +30,11 @@ from penstock.spark.source.offsets import VbucketRead
 from penstock.spark.source.partition_reader import read_partition
 from penstock.spark.source.pushdown import PushedFilters, narrow_reads, push_filters
 from penstock.spark.source.shape import ColumnFilter
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 from penstock.wire.messages.dcp_values import pack_xattrs
+from penstock.wire.messages.kv import FailoverEntry
 from tests.client.test_collections import change
 from tests.examples import scaled
 from tests.spark.buckets import Documents, Proxy, planned, read_batch

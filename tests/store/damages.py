@@ -15,8 +15,6 @@ from penstock.store.recovery.bucket_directory import read_record
 from tests.store.failing import Place, capture_state, directory_in_memory, read_files
 from tests.store.written import flip_bit
 
-__all__ = ["FileDamage", "SavedBucket", "list_damages", "make_saved_buckets"]
-
 _PAGE = 512
 
 

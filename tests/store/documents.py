@@ -10,7 +10,7 @@ from penstock.errors import DeltaBadValue, KeyExists, KeyNotFound, Locked, NotLo
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.documents.conflict import Meta, is_winner
-from penstock.store.documents.vbucket import Counted, Item, Stored
+from penstock.store.documents.item import Counted, Item, Stored
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
 from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs

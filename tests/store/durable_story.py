@@ -21,8 +21,6 @@ from tests.store.model import HistoryModel, Tombstone, find_erasing_event, read_
 from tests.store.recorded_story import SECOND, RecordedState, RecordedStory
 from tests.store.story import BucketStory
 
-__all__ = ["CrashPlan", "DurableStory"]
-
 
 class CrashPlan(NamedTuple):
     """The end of a process.

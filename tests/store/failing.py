@@ -19,8 +19,6 @@ from penstock.store.history.history_snapshot import Snapshot
 from penstock.wire.messages.dcp import Mutation
 from tests.store.model import START, Tombstone, read_all
 
-__all__ = ["FailingDirectory", "Place", "capture_state", "directory_in_memory", "read_files", "read_newest_changes"]
-
 _IN_MEMORY = Path("/dev/shm")
 
 

@@ -14,9 +14,6 @@ from typing import NoReturn
 
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["MemoryDisk", "ProcessDied"]
-
-
 _SECTOR = 32  # bytes: a log file of a test has about a thousand bytes, so it needs small sectors
 
 

@@ -10,8 +10,6 @@ import pytest
 
 from tests.patience import PATIENCE
 
-__all__ = ["run_with_mounts"]
-
 ROOT = Path(__file__).parents[2]
 _UNSHARE = ["unshare", "--map-root-user", "--mount"]
 

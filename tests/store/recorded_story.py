@@ -20,8 +20,6 @@ from tests.store.memory_disk import MemoryDisk
 from tests.store.model import START, HistoryModel, Tombstone, read_all
 from tests.store.story import BucketStory
 
-__all__ = ["SECOND", "RecordedState", "RecordedStory"]
-
 SECOND = 10**9
 PATH = Path(gettempdir())  # a name only: all files are in the MemoryDisk
 LAST_SEEN = 2**64 - 2**48  # the bucket's clock ignores higher cas values

@@ -13,8 +13,6 @@ from penstock.wire.messages.dcp import Mutation
 from penstock.wire.values.collection_key import pack_collection_id
 from tests.store.model import HistoryModel, Tombstone, decode_chunk, make_tombstone, read_all
 
-__all__ = ["BucketStory", "SnapshotReader", "count_live_bytes"]
-
 _MOST_COLLECTIONS = 3
 
 

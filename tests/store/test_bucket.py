@@ -7,12 +7,14 @@ import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, StatusError
 from penstock.store.bucket_store import BucketStore
-from penstock.store.documents.vbucket import Stored, Vbucket
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.store.documents.item import Stored
+from penstock.store.documents.vbucket import Vbucket
+from penstock.store.history.failover_log import FailoverLog
 from penstock.store.history.tombstone import TOMBSTONE_BYTES
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.kv import FailoverEntry
 from tests.store.model import START, make_bucket, make_tombstone, read_all
 
 CAS = START & ~0xFFFF

@@ -2,13 +2,13 @@ import pytest
 
 from penstock.store.history.failover_log import (
     MAX_ENTRIES,
-    FailoverEntry,
     FailoverLog,
     create_entry,
     find_branch,
     prune_log,
     sanitise_log,
 )
+from penstock.wire.messages.kv import FailoverEntry
 
 
 def make_entries(*pairs: tuple[int, int]) -> FailoverLog:

@@ -7,11 +7,12 @@ import pytest
 
 from penstock.errors import KeyExists, KeyNotFound, NotMyVbucket, OutOfRange
 from penstock.store.documents.incoming_changes import LAST_SEQNO
-from penstock.store.documents.vbucket import Item, Stored, Vbucket
-from penstock.store.history.failover_log import FailoverEntry
+from penstock.store.documents.item import Item, Stored
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation
+from penstock.wire.messages.kv import FailoverEntry
 from tests.store.model import START, make_bucket, make_tombstone, read_all
 
 CAS = START & ~0xFFFF

@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log
+from penstock.store.history.failover_log import FailoverLog, create_entry, prune_log
 from penstock.store.history.rollback import StreamRequest, find_range_error, find_rollback_point, has_unsent_tombstones
+from penstock.wire.messages.kv import FailoverEntry
 from tests.examples import scaled
 
 OLD, NEW, STRANGE = 1111, 2222, 9999

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from penstock.errors import KeyExists, Locked
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.manifest import DEFAULT_MANIFEST
+from penstock.store.documents.item import Item
 from penstock.store.documents.key_listing import choose_random_key, list_keys
-from penstock.store.documents.vbucket import Item, Vbucket
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2

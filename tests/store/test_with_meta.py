@@ -7,7 +7,8 @@ import pytest
 from penstock.errors import KeyExists, KeyNotFound, OutOfRange
 from penstock.store.documents.conflict import Meta
 from penstock.store.documents.incoming_changes import LAST_SEQNO
-from penstock.store.documents.vbucket import Item, Vbucket
+from penstock.store.documents.item import Item
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation

@@ -12,8 +12,6 @@ from penstock.store.log.records import FILE_HEADER
 from penstock.wire.codec.constants import VbucketState
 from tests.store.failing import Place, capture_state, directory_in_memory, read_files
 
-__all__ = ["WrittenBucket", "WrittenRecord", "flip_bit", "write_all_file_kinds", "write_files", "write_one_log_file"]
-
 
 class WrittenRecord(NamedTuple):
     """A record of a log file, with the bucket's state after it.

@@ -9,8 +9,6 @@ import pytest
 from penstock.wire.codec import native
 from penstock.wire.columns import frame_offsets
 
-__all__ = ["EVERY", "HOPS", "PATHS", "has_way", "use_hops", "use_path"]
-
 HOPS = ("native", "arrays", "loop")
 """Frames are found with the extension module, with arrays, and one by one, however few bytes there are."""
 PATHS = ("native", "python")

@@ -23,8 +23,6 @@ from penstock.cli.base.show import warn
 from penstock.errors import Error, UsageError
 from penstock.extras import describe_missing_extra
 
-__all__ = ["register_commands", "run_command"]
-
 COMMANDS = (
     *("node.serve", "node.user", "node.tls", "node.stats", "node.streams", "node.compact", "node.check"),
     *("cluster.replicate", "cluster.move", "cluster.failover", "cluster.cluster_commands", "cluster.xdcr"),

@@ -18,8 +18,9 @@ from penstock.client.connect.handshake import DOCUMENTS
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
-from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
 from penstock.client.feeds.stream_position import Position
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.client.login.credentials import TokenSource, resolve_login
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.delivery_reader import RollbackMitigation
@@ -47,8 +48,6 @@ from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.kv import CloseProducer
-
-__all__ = ["Bucket", "connect"]
 
 
 @check_arguments

@@ -8,8 +8,6 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import Error
 
-__all__ = ["BucketIdentity", "read_identity"]
-
 
 @dataclass(frozen=True, slots=True)
 class BucketIdentity:

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, TypeVar
 
-__all__ = ["finish_in_thread", "finish_within"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from collections.abc import AsyncGenerator, Callable
 from queue import SimpleQueue
 from typing import Generic, NamedTuple, TypeVar
 
-__all__ = ["LentItem", "ReadAhead"]
-
 T = TypeVar("T")
 
 

@@ -6,8 +6,6 @@ from collections.abc import AsyncGenerator, Callable, Coroutine
 from types import AsyncGeneratorType, TracebackType
 from typing import Any, TypeVar, cast
 
-__all__ = ["ResumedItems"]
-
 T = TypeVar("T")
 
 

@@ -13,18 +13,6 @@ from penstock.errors import RemoteProtocolError, StatusError
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import Buffer
 
-__all__ = [
-    "EXCLUSIVE_BYTES",
-    "Answer",
-    "CancelWait",
-    "CloseConnection",
-    "FinishedWork",
-    "Parked",
-    "ReplyPieces",
-    "Resume",
-    "WaitForParked",
-]
-
 
 @final  # after `type(answer) is ReplyPieces`, a type checker knows that any other answer is bytes
 class ReplyPieces:

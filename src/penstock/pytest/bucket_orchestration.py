@@ -15,8 +15,6 @@ from penstock.client.replication.replicator import ReplicationOptions, Replicato
 from penstock.pytest.proxied_node import PenstockNode
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["BucketOrchestration"]
-
 T = TypeVar("T")
 
 _CALL_SECONDS = 120.0

@@ -19,8 +19,6 @@ from penstock.pytest.bucket_orchestration import BucketOrchestration
 from penstock.pytest.proxied_node import PenstockNode
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["PenstockBucket"]
-
 _REPLICA_SECONDS = 120.0
 _POLL_SECONDS = 0.02
 

@@ -12,8 +12,6 @@ from typing import Self, TypeVar
 
 from penstock.client.blocking import LoopThread
 
-__all__ = ["FaultProxy", "ProxySide"]
-
 T = TypeVar("T")
 
 _CHUNK = 64 * 1024

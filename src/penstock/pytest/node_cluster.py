@@ -13,8 +13,6 @@ from penstock.errors import UsageError
 from penstock.pytest.cluster_bucket import PenstockBucket
 from penstock.pytest.proxied_node import PenstockNode
 
-__all__ = ["PenstockCluster"]
-
 MOST_NODES = 8
 _BUCKET_NUMBERS = count(1)
 

@@ -16,8 +16,6 @@ from penstock.node import Node
 from penstock.node.cluster.own_map import NodePlace
 from penstock.pytest.fault_proxy import FaultProxy
 
-__all__ = ["PenstockNode"]
-
 T = TypeVar("T")
 
 _HOST = "127.0.0.1"

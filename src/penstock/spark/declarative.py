@@ -27,8 +27,6 @@ from penstock.wire.columns.schema import Event
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
 
-__all__ = ["changelog", "changes_for_cdc", "current", "current_by_cdc", "documents_of", "keyed_changes"]
-
 SEQNO_ORDER = "_place"
 """An additional column: the seqno as a number whose signed order is the unsigned order of seqnos."""
 

@@ -32,8 +32,6 @@ from penstock.store.recovery.file_scan import scan_files
 from penstock.store.recovery.found_files import FoundFiles
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["BucketStats", "BucketStore"]
-
 
 class BucketStats(NamedTuple):
     """The totals over all vbuckets of a bucket.

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-__all__ = ["run_slices"]
-
 
 def run_slices(run_slice: Callable[[], object]) -> None:
     """Run all slices of some work: call a function until it returns that no work is left."""

@@ -5,7 +5,8 @@ import pytest
 from penstock.errors import KeyExists, Locked
 from penstock.store.documents.conflict import Meta
 from penstock.store.documents.document_locks import LOCKED_CAS
-from penstock.store.documents.vbucket import Item, Stored, Vbucket
+from penstock.store.documents.item import Item, Stored
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.columns.schema import Event

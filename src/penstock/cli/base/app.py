@@ -24,23 +24,6 @@ from penstock.options import format_option, list_options
 from penstock.spark.source.bucket_options import BucketOptions
 from penstock.version import describe_version
 
-__all__ = [
-    "COMPLETION_VARIABLE",
-    "AsJson",
-    "OptionalUrl",
-    "Panel",
-    "PasswordFile",
-    "Url",
-    "Username",
-    "UsersPath",
-    "app",
-    "format_examples",
-    "override_options",
-    "resolve_address",
-    "resolve_command_login",
-]
-
-
 COMPLETION_VARIABLE = "_PENSTOCK_COMPLETE"
 """The environment variable by which the script of a shell asks for completions."""
 

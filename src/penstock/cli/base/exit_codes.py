@@ -5,8 +5,6 @@ from __future__ import annotations
 import signal
 from enum import IntEnum
 
-__all__ = ["SIGNAL_BASE", "ExitCode", "SignalReceived"]
-
 SIGNAL_BASE = 128
 """Shells report a signal as this number plus its own."""
 

@@ -14,8 +14,6 @@ from typing import TypeVar
 from penstock.cli.base.exit_codes import SignalReceived
 from penstock.cli.base.show import print_text
 
-__all__ = ["ending_on_sigterm", "run_interruptibly", "run_until_signal"]
-
 T = TypeVar("T")
 
 

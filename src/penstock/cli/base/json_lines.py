@@ -17,8 +17,6 @@ from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_KEY, MAX_VALUE
 from penstock.wire.values.json_value import MAX_LEVELS, detect_json, is_utf8, read_members
 
-__all__ = ["BadLine", "LoadedDocument", "encode_compact_json", "open_input", "read_documents", "read_keys"]
-
 T = TypeVar("T")
 
 _TYPE_NAMES = {dict: "an object", list: "an array", str: "a string", bool: "true or false", float: "a fraction"}

@@ -16,8 +16,6 @@ from typing import Any
 
 from penstock.names import make_json_printable, make_printable
 
-__all__ = ["LogFormat", "LogLevel", "configure_log", "log_as_json", "logging_on_stderr"]
-
 _LOGGER = logging.getLogger("penstock")
 _FIELDS = ("connection", "node", "vbucket", "opaque")
 """Attributes of records that JSON shows too."""

@@ -11,8 +11,6 @@ import typer
 
 from penstock.options import Option, list_options
 
-__all__ = ["add_options", "make_annotation", "set_parameters"]
-
 
 def add_options(
     parameter: str, owner: type, *, only_given: bool = False

@@ -15,8 +15,6 @@ from typing import Any
 from penstock.cli.base.logs import log_as_json
 from penstock.names import escape_bytes, escape_text, make_json_printable, make_printable
 
-__all__ = ["format_json_line", "format_name", "format_one_line", "print_text", "warn"]
-
 
 def format_json_line(content: Mapping[str, Any]) -> str:
     """Return an object as one line of JSON, without escapes for printable characters outside ASCII."""

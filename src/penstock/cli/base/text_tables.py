@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["make_lake_table", "make_row_object", "make_table", "print_table", "read_rows"]
-
 _COLUMNS = {
     "current": ("key", "vbucket", "seqno", "rev_seqno", "cas", "value"),
     "changelog": ("vbucket", "history", "seqno", "event", "key", "cas", "value"),

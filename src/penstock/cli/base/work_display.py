@@ -23,8 +23,6 @@ if TYPE_CHECKING:
 
     from penstock.client.dumps.bucket_dump import TransferProgress
 
-__all__ = ["Quiet", "can_redraw", "show_status", "show_transfer"]
-
 Quiet = Annotated[bool, typer.Option("--quiet", help="Show no progress.")]
 
 _REFRESH_SECONDS = 0.25

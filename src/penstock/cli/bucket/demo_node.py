@@ -14,8 +14,6 @@ from typing import Any
 
 from penstock.errors import Error
 
-__all__ = ["DemoNode", "run_demo_node"]
-
 _START_SECONDS = 30.0
 _STOP_SECONDS = 10.0
 _BUCKET = "demo"

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from penstock.options import POSITIVE, nonempty, number, option
 
-__all__ = ["DemoPlan"]
-
 
 @dataclass(frozen=True, kw_only=True)
 class DemoPlan:

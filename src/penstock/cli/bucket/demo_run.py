@@ -36,8 +36,6 @@ if TYPE_CHECKING:
     from penstock.spark.lake.tables.directory import LakeDirectory
     from penstock.spark.pipeline.state.run_progress import SourceProgress
 
-__all__ = ["DemoRun", "compare_documents"]
-
 _STOP_SECONDS = 10.0
 _SEED = 7
 

@@ -22,8 +22,6 @@ from penstock.errors import Error
 if TYPE_CHECKING:
     from penstock.spark.pipeline.state.run_progress import SourceProgress
 
-__all__ = ["TourRun"]
-
 _LEFT_OUT = 10
 """Every tenth document is missing after the loss."""
 _LOOK_SECONDS = 0.2

@@ -33,8 +33,6 @@ from penstock.text_files import LineReader
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
 
-__all__ = ["LoadResult", "load_documents"]
-
 _CHUNK_DOCUMENTS, _CHUNK_BYTES = 2048, 8 * 1024 * 1024
 """Limits of one call: enough to keep many requests under way, and small enough to hold two chunks in memory."""
 _REFUSALS = (InvalidArguments, KeyExists, Locked, NotStored, SyncWriteInProgress, TooBig)

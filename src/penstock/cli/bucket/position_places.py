@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
     from penstock.client.positions.position_store import PositionStore
 
-__all__ = ["STORE_HELP", "StorePlace", "list_stores", "needs_bucket", "open_store"]
-
 STORE_HELP = (
     "file:PATH, sqlite:PATH#NAME, document:NAME or group:NAME (in the bucket of --url), or spark:PATH; "
     "a bare path is a file."

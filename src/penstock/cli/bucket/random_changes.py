@@ -22,8 +22,6 @@ from penstock.wire.values.json_value import read_members
 if TYPE_CHECKING:
     from penstock.client.bucket import Bucket
 
-__all__ = ["ChangeMix", "Workload", "WorkloadTally", "read_live_keys"]
-
 ChangeKind = Literal["update", "delete", "insert"]
 
 logger = logging.getLogger("penstock.cli")

@@ -6,8 +6,6 @@ import random
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["make_sample", "make_samples"]
-
 _FIRST = (
     "Amber", "Black", "Blue", "Copper", "Crooked", "Drunken", "Foggy", "Golden", "Grey", "Hidden", "Hoppy",
     "Iron", "Laughing", "Lazy", "Little", "Lonely", "Lucky", "Midnight", "Northern", "Old", "Quiet", "Red",

@@ -24,8 +24,6 @@ from penstock.errors import UsageError
 from penstock.options import FILE, INTEGER, POSITIVE, nonempty, number, option, whole_number
 from penstock.text_files import LineReader
 
-__all__ = ["run_until_stopped"]
-
 _STOP_SECONDS = 2.0
 """Time for the changes under way after a signal: the node may not answer any more."""
 

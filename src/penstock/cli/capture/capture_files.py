@@ -12,8 +12,6 @@ from typing import BinaryIO, NamedTuple
 
 from penstock.errors import UsageError
 
-__all__ = ["MAX_BLOCK", "PCAPNG_MAGIC", "PCAP_MAGICS", "CapturedPacket", "read_capture"]
-
 MAX_BLOCK = 16 * 1024 * 1024
 """Bytes of one packet or block of a capture file."""
 

@@ -15,18 +15,6 @@ from penstock.text_files import decode_text, find_other_encoding
 from penstock.wire.codec.constants import MAX_FRAME
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, MAGICS, Frame, cut_frame, read_frame_length
 
-__all__ = [
-    "CapturedBytes",
-    "FrameSlice",
-    "FrameSplitter",
-    "detect_format",
-    "is_probably_frame",
-    "make_peekable",
-    "read_hex",
-    "read_json",
-    "read_raw",
-]
-
 CHUNK_BYTES = 64 * 1024
 MAX_JSON = 256 * 1024 * 1024
 MAX_LINE = 1024 * 1024

@@ -22,8 +22,6 @@ from penstock.cli.capture.tcp_segments import (
 )
 from penstock.errors import UsageError
 
-__all__ = ["StreamDirection", "read_packets"]
-
 USUAL_PORTS = (11210, 11209, 11211)
 MAX_HELD = 4 * 1024 * 1024
 """Bytes of a direction that are buffered while an earlier segment is missing."""

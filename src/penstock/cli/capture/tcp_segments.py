@@ -11,8 +11,6 @@ from typing import NamedTuple
 
 from penstock.cli.capture.capture_files import CapturedPacket
 
-__all__ = ["TH_ACK", "TH_FIN", "TH_RST", "TH_SYN", "NoSegment", "PacketEndpoint", "TcpSegment", "read_segment"]
-
 TH_FIN, TH_SYN, TH_RST, TH_ACK = 0x01, 0x02, 0x04, 0x10
 
 PacketEndpoint = tuple[bytes, int]

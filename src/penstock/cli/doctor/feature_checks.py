@@ -18,8 +18,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Control
 from penstock.wire.messages.kv import Hello, pack_features, unpack_features
 
-__all__ = ["check_controls", "check_features"]
-
 
 class Ability(NamedTuple):
     """Something that a server may be able to do.

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-__all__ = ["Finding", "FindingState"]
-
 
 class FindingState(StrEnum):
     """How a check has ended. Only a problem changes the exit code."""

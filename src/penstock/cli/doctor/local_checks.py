@@ -20,8 +20,6 @@ from penstock.spark.runtime.java import choose_java, find_javas
 from penstock.version import describe_version
 from penstock.wire.codec import native
 
-__all__ = ["check_machine"]
-
 TOPIC = "This machine"
 _finding = partial(Finding, TOPIC)
 

@@ -35,8 +35,6 @@ from penstock.errors import (
 )
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["check_server"]
-
 _MOST_SKEW = 5.0
 """Seconds. Retention, expiry times and searches by time use the clocks of servers."""
 

@@ -15,8 +15,6 @@ from penstock.cli.outputs import pipeline_outputs as pipeline
 from penstock.client.cluster.cluster_differences import ClusterDifference
 from penstock.client.cluster.vbucket_rows import VbucketRow
 
-__all__ = ["OUTPUTS", "CommandOutput", "make_schema"]
-
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
 
 

@@ -13,19 +13,6 @@ if TYPE_CHECKING:
     from penstock.spark.lake.tables.directory import LakeDirectory
     from penstock.spark.pipeline.state.lake_status import LakeStatus
 
-__all__ = [
-    "KEYS_HELP",
-    "FileOrLake",
-    "IndexSource",
-    "OneSource",
-    "PipelineFile",
-    "find_pipeline_lakes",
-    "find_written_lakes",
-    "read_lake_status",
-    "select_index_lake",
-    "select_lake",
-]
-
 PipelineFile = Annotated[str, typer.Argument(metavar="FILE", help="The pipeline's TOML file.")]
 KEYS_HELP = 'File with one key a line; a line that begins with " is a JSON string. - reads standard input.'
 FileOrLake = Annotated[

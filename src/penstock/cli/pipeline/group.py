@@ -7,8 +7,6 @@ import typer
 from penstock.cli.base.app import Panel, app
 from penstock.cli.pipeline.question_commands import QuestionGroup
 
-__all__ = ["commands"]
-
 commands = typer.Typer(
     help="Follow buckets into Spark tables, and manage the tables.",
     no_args_is_help=False,
@@ -19,6 +17,6 @@ app.add_typer(commands, name="pipeline", rich_help_panel=Panel.SPARK)
 
 
 @commands.callback(invoke_without_command=True)
-def pipeline(context: typer.Context) -> None:
+def pipeline(context: typer.Context) -> None:  # noqa: D103 the help is that of the group
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
 
     from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["SHOWN_TABLES", "ProgressDisplay", "format_size", "make_progress_object", "print_result"]
-
-
 SHOWN_WAITING = 5
 """Tables and sinks with pending changes in a line."""
 SHOWN_TABLES = 20

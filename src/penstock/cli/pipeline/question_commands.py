@@ -27,8 +27,6 @@ if TYPE_CHECKING:
 
     from penstock.spark.dependents.registry import DependentKind, Operand, Question
 
-__all__ = ["QuestionGroup"]
-
 IndexName = Annotated[str, typer.Argument(metavar="INDEX", help="Name of the index in the pipeline's file.")]
 Limit = Annotated[int, typer.Option(min=0, metavar="N", help="Maximum number of rows.")]
 

@@ -11,8 +11,6 @@ if TYPE_CHECKING:
     from penstock.spark.pipeline.state.lake_status import DependentStatus, LakeStatus
     from penstock.spark.tables.misfits import RestCount
 
-__all__ = ["list_table_lines"]
-
 MOST_LINES = 20
 """Fields with values that do not fit, of all tables together; --json has all of them."""
 WIDTH = 80

@@ -13,8 +13,6 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
-__all__ = ["make_object", "make_screen"]
-
 _BARS = " ▁▂▃▄▅▆▇█"
 _STRIP_CELLS = 64
 _BUSIEST = 5

@@ -10,8 +10,6 @@ import tty
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["reading_keys"]
-
 
 @contextmanager
 def reading_keys(handle: Callable[[str], None]) -> Iterator[None]:

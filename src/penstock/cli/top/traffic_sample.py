@@ -17,8 +17,6 @@ from penstock.errors import KeyNotFound, RemoteProtocolError, UnsupportedServer
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["BucketRates", "ConnectionSample", "TrafficSample", "compute_rates", "read_sample"]
-
 _COUNTERS = {
     "gets": ("cmd_get",),
     "sets": ("cmd_set",),

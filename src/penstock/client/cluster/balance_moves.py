@@ -9,8 +9,6 @@ from penstock.client.cluster.map_publisher import MapPublisher
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.topology.balance_plan import plan_balance
 
-__all__ = ["BalanceMoves", "plan_moves"]
-
 
 class BalanceMoves(NamedTuple):
     """Vbuckets that move together, as `VbucketMover.move` takes them.

@@ -12,8 +12,6 @@ from penstock.client.topology.balance_plan import plan_balance, plan_replicas
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import UsageError
 
-__all__ = ["ClusterDifference", "compare_bucket", "compare_places", "compare_user"]
-
 
 @dataclass(frozen=True, slots=True)
 class ClusterDifference:

@@ -17,8 +17,6 @@ from penstock.errors import UsageError
 from penstock.names import check_new_bucket
 from penstock.toml_tables import TomlPlace, check_keys, load_toml, parse_table
 
-__all__ = ["BucketEntry", "ClusterFile", "ClusterLogin", "NodeEntry", "UserEntry", "read_cluster_file", "read_password"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterLogin:

@@ -12,8 +12,6 @@ from penstock.client.topology.item_counts import ITEM_COUNT_GROUP
 from penstock.errors import UnsupportedServer, UsageError
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["check_takeovers", "compare_copies"]
-
 _POLL_SECONDS, _PATIENCE = 0.05, 10.0
 """ep-engine counts a deleted document until the deletion is on disk."""
 

@@ -20,8 +20,6 @@ from penstock.client.replication.map_layout import (
 from penstock.client.replication.node_control import NodeControl
 from penstock.errors import Error
 
-__all__ = ["NodeMap", "find_old_maps", "keep_maps_new"]
-
 _POLL_SECONDS = 0.5
 _MAP_SECONDS = 5.0
 

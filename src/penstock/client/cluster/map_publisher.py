@@ -24,8 +24,6 @@ from penstock.client.replication.map_layout import (
 from penstock.client.replication.node_control import NodeControl, check_identities
 from penstock.errors import KeyExists, RemoteProtocolError
 
-__all__ = ["MapPublisher", "open_map"]
-
 
 class MapPublisher:
     """The newest map of a bucket, and the nodes that get its changes.

@@ -25,8 +25,6 @@ from penstock.client.topology.balance_plan import plan_replicas
 from penstock.errors import Error, OperationTimeout
 from penstock.wire.codec.constants import Dialect, VbucketState
 
-__all__ = ["MapReplication", "list_replicas", "place_replicas", "set_map_chains"]
-
 logger = logging.getLogger("penstock.client")
 
 _POLL_SECONDS = 0.5

@@ -24,8 +24,6 @@ from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["FailoverResult", "fail_over", "format_risks", "make_failover_layout", "read_copies", "read_report"]
-
 
 class FailoverResult(NamedTuple):
     """The result of a failover.

@@ -22,8 +22,6 @@ from penstock.errors import AuthenticationFailed, OperationTimeout, RemoteProtoc
 from penstock.names import quote_part
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NodePages"]
-
 _TIMEOUT = 30.0
 _POLL_SECONDS = 0.2
 _QUOTA_MEGABYTES = 100  # the least that Couchbase accepts; a node of this project has no such limit

@@ -35,8 +35,6 @@ from penstock.client.topology.balance_plan import check_replicas, plan_balance
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import Error, UsageError
 
-__all__ = ["Orchestrator"]
-
 _IDENTITY_SECONDS = 5.0
 """Time between two checks of the identities of nodes while replicas are kept."""
 

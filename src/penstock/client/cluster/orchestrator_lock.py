@@ -28,8 +28,6 @@ from penstock.errors import Error, Unreachable, UsageError
 from penstock.wire.codec.flags import OpenFlag
 from penstock.wire.messages.dcp import Open
 
-__all__ = ["LockRole", "OrchestratorLock"]
-
 _POLLS, _POLL_SECONDS = 20, 0.1
 """A node needs a moment to see that a killed program has closed its connection."""
 _HOLD_SECONDS = 1.0

@@ -16,8 +16,6 @@ from penstock.client.relays.node_relay import TAKEOVER
 from penstock.client.replication.map_layout import MapLayout
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["choose_copy", "find_idle", "restore_owners"]
-
 
 def find_idle(layout: MapLayout, reports: Sequence[NodeReport]) -> set[int]:
     """Return the vbuckets that have no owner in the map, or are not active there.

@@ -13,17 +13,6 @@ from penstock.digits import read_digits
 from penstock.store.history.failover_log import FailoverLog, find_branch, prune_log
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = [
-    "NodeReport",
-    "Promotion",
-    "ReplicaReport",
-    "choose_replica",
-    "find_owner",
-    "is_replaced",
-    "parse_node_report",
-    "plan_promotion",
-]
-
 _STATES = {state.name.lower(): state for state in VbucketState}
 _NUMBERS = ("high_seqno", "whole_seqno", "last_message_age_ms", "persisted_seqno", "unused")
 """The statistics that a report has, in the order of its attributes."""

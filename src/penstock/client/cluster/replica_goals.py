@@ -13,8 +13,6 @@ from penstock.client.replication.map_layout import MapLayout
 from penstock.errors import ConnectionClosed
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["ReplicaGoals"]
-
 
 class ReplicaGoals:
     """The changes that owners had at the last reading, and whether all replicas have them."""

@@ -31,8 +31,6 @@ from penstock.errors import ConnectionClosed, Error, KeyExists, OperationTimeout
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.flags import StreamFlag
 
-__all__ = ["MoveStep", "MovedVbucket", "Place", "VbucketMover", "find_step", "release_strays", "wait_until_closed"]
-
 _TAKEOVER_SECONDS = 300.0
 """Time for one takeover after the replica has caught up."""
 

@@ -10,8 +10,6 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.replication.map_layout import MapLayout
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["VbucketRow", "find_strays", "make_vbucket_rows"]
-
 _SECOND = 1000
 """Milliseconds."""
 _STRAYS = (VbucketState.ACTIVE, VbucketState.DEAD)

@@ -12,8 +12,6 @@ from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import RemoteProtocolError, ServiceMissing
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NO_NODE", "ClusterMap", "parse_cluster_map"]
-
 _MAX_NODES = 1024
 _DIALLED_HOST = "$HOST"
 """Placeholder in a map for the host to which the client has connected."""

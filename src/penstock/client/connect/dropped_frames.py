@@ -11,8 +11,6 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 
-__all__ = ["EXPECTED_REASONS", "DropCounter", "DropLog", "DropReason", "describe_drops"]
-
 logger = logging.getLogger("penstock.client")
 
 

@@ -43,18 +43,6 @@ from penstock.wire.messages.dcp import Control, Open
 from penstock.wire.messages.kv import SelectBucket
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = [
-    "COMMANDS",
-    "DOCUMENTS",
-    "HandshakeResult",
-    "NodeWithoutData",
-    "Purpose",
-    "RefusedDeleteTimes",
-    "begin_handshake",
-    "choose_address_login",
-    "perform_handshake",
-]
-
 
 class RefusedDeleteTimes(Exception):
     """The server does not know the flag of DCP OPEN for delete times. It may close the connection."""

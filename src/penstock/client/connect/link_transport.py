@@ -10,8 +10,6 @@ from typing import Any
 
 from penstock.wire.protocol.frame_receiver import FrameReceiver, ReceiveEvent
 
-__all__ = ["LinkTransport"]
-
 _RECEIVE_BUFFER = 4 * 1024 * 1024
 """Bytes of the kernel's receive buffer: a producer can continue to send while the client decodes a slab."""
 

@@ -24,8 +24,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import GetClusterConfig
 
-__all__ = ["ClusterMapPending", "NoClusterMap", "check_http_secrecy", "request_cluster_map", "request_http_map"]
-
 
 class NoClusterMap(BucketNotServed):
     """The data port has no cluster map, or not yet, and its node does not have all vbuckets."""

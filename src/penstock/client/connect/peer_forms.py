@@ -29,8 +29,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.messages.cluster import OldestSetClusterConfig, OldSetClusterConfig, SetClusterConfig
 from penstock.wire.messages.kv import OldSetVbucket, SetVbucket
 
-__all__ = ["PeerForms", "choose_peer_forms", "find_datatypes", "limit_datatype", "limit_datatypes", "read_release"]
-
 Release = tuple[int, ...]
 
 _CHAINS: Release = (6, 5)

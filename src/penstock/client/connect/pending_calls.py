@@ -14,8 +14,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["MAX_STATS", "MAX_STAT_BYTES", "PendingCall", "PendingCalls"]
-
 MAX_STATS: Final = 1 << 20
 """Statistics in one answer: `vbucket-seqno` has up to nine for each of 65,536 vbuckets."""
 

@@ -16,8 +16,6 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import decode_frame
 from penstock.wire.messages.cluster import ClustermapChanged, OldClustermapChanged
 
-__all__ = ["MapFrameReader", "MapListener", "ReceivedMap"]
-
 logger = logging.getLogger("penstock.client")
 
 MapListener = Callable[[ClusterMap], None]

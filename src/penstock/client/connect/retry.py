@@ -36,8 +36,6 @@ from penstock.errors import (
     Unreachable,
 )
 
-__all__ = ["LONGEST_DELAY", "Retry", "is_bucket_missing", "is_retriable", "run_with_retry"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger("penstock.client")

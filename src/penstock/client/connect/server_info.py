@@ -11,8 +11,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Version
 
-__all__ = ["ServerInfo", "describe_missing_dialect", "make_unsupported_error", "request_server_info"]
-
 _DIALECT_NAMES = {Dialect.TAP: "TAP", Dialect.UPR_DRAFT: "UPR draft", Dialect.UPR: "UPR", Dialect.DCP: "DCP"}
 
 _STATS_GROUPS = {Dialect.TAP: "tap", Dialect.DCP: "dcp"}

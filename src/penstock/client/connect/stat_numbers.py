@@ -7,8 +7,6 @@ from collections.abc import Mapping
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["find_decimal", "find_number", "read_number"]
-
 _MAX_U64, _MOST_DIGITS, _SHOWN = 2**64 - 1, 20, 40
 _DECIMAL = re.compile(r"\d{1,20}(\.\d{1,20})?", re.ASCII)
 

@@ -8,8 +8,6 @@ from functools import partial
 from penstock.client.connect.address import ConnectionOptions, TlsVerify
 from penstock.errors import UsageError
 
-__all__ = ["load_tls_files", "make_tls_context"]
-
 
 def make_tls_context(options: ConnectionOptions) -> ssl.SSLContext:
     """Return the TLS settings of a connection: TLS 1.2 or newer, with the checks that `tlsVerify` sets.

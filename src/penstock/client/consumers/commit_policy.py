@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.argument_types import check_arguments
 from penstock.errors import UsageError
 
-__all__ = ["BY_HAND", "CommitPolicy"]
-
 
 @check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)

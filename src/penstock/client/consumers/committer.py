@@ -22,8 +22,6 @@ from penstock.client.tracing.span_types import COMMIT, describe_messaging
 from penstock.client.tracing.tracer import trace_work
 from penstock.errors import Error
 
-__all__ = ["Committer"]
-
 logger = logging.getLogger("penstock.client")
 
 _SETTLE_SECONDS = 3.0

@@ -48,8 +48,6 @@ from penstock.wire.columns.schema import Change
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-__all__ = ["Consumer"]
-
 _CLOSE_SECONDS = 5.0
 """The longest time in which a cancelled caller ends its commit, and leaves its group."""
 

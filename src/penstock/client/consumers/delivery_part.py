@@ -13,8 +13,6 @@ from penstock.client.feeds.stream_position import BEGINNING, UNKNOWN_END, Positi
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.columns.schema import Change, Event, unsigned64
 
-__all__ = ["find_positions_within"]
-
 
 def find_positions_within(
     before: Mapping[int, Position],

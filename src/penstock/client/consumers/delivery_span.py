@@ -6,8 +6,6 @@ from penstock.client.feeds.deliveries import Delivery
 from penstock.client.tracing.span_types import PROCESS, describe_messaging
 from penstock.client.tracing.tracer import NO_SPAN, WorkSpan, is_tracing, start_span
 
-__all__ = ["start_delivery_span"]
-
 
 def start_delivery_span(bucket: str, group: str | None, delivery: Delivery) -> WorkSpan:
     """Return a new span.

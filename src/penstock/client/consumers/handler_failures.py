@@ -18,8 +18,6 @@ from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
 from penstock.wire.columns.schema import UNSIGNED64, Change
 
-__all__ = ["DeadLetter", "DeadLetterLog", "DeadLetterSink", "HandlerRetry"]
-
 
 @check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from penstock.client.tracing.tracer import NO_SPAN, WorkSpan
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["HandlerJob", "HandlerSchedule"]
-
 _DOCUMENT_EVENTS = frozenset({Event.MUTATION, Event.DELETION, Event.EXPIRATION})
 
 

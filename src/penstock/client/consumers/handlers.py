@@ -21,8 +21,6 @@ from penstock.client.tracing.tracer import WorkSpan
 from penstock.errors import Error, UsageError
 from penstock.wire.columns.schema import Change
 
-__all__ = ["Handler", "HandlerRun"]
-
 logger = logging.getLogger("penstock.client")
 
 Handler = Callable[[Change], Awaitable[None] | None]

@@ -8,8 +8,6 @@ import pyarrow.compute as pc
 from penstock.client.documents.document_attributes import OWN_KEYS
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["HiddenChanges"]
-
 _START = OWN_KEYS.encode()
 
 

@@ -22,8 +22,6 @@ from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.tracing.tracer import WorkSpan, end_with_block
 from penstock.wire.columns.schema import Change
 
-__all__ = ["Intake"]
-
 
 class Intake:
     """Takes deliveries from a stream.

@@ -15,8 +15,6 @@ from penstock.client.feeds.stream_position import Position
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.columns.schema import Change
 
-__all__ = ["CommitMark", "ConsumerProgress", "TakenDelivery"]
-
 
 class CommitMark(NamedTuple):
     """The content of a commit.

@@ -8,8 +8,6 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.streams.stream_choice import Stop
 from penstock.errors import UsageError
 
-__all__ = ["check_sharing"]
-
 
 def check_sharing(
     store: PositionStore | None,

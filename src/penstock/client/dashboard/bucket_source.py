@@ -19,8 +19,6 @@ from penstock.client.dashboard.shown_change import TailRequest
 from penstock.client.dashboard.stats_sampler import StatsSampler
 from penstock.errors import UsageError
 
-__all__ = ["BucketSource"]
-
 T = TypeVar("T")
 
 _VBUCKET = re.compile(r"/vbuckets/(\d{1,5})(/changes)?", re.ASCII)

@@ -8,8 +8,6 @@ from penstock.client.connect.stat_numbers import find_decimal, find_number
 from penstock.client.dashboard.dashboard_document import BucketTotals, RatePoint, VbucketRow
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["NodeStats", "count_rollbacks", "make_rate_point", "make_totals"]
-
 NodeStats = Mapping[str, str]
 """The statistics of one node."""
 

@@ -9,8 +9,6 @@ from penstock.client.cluster.vbucket_rows import VbucketRow, make_vbucket_rows
 from penstock.client.replication.map_layout import MapLayout, MapNode
 from penstock.client.topology.node_reports import BucketReport, NodeStatsReport
 
-__all__ = ["CHAIN_GROUPS", "make_chain_rows"]
-
 CHAIN_GROUPS = ("vbucket", "vbucket-seqno", "vbucket-details")
 """The groups that have a part of the table. Servers without the last one have the others."""
 

@@ -10,24 +10,6 @@ from typing import Final, NamedTuple
 
 from msgspec import Struct
 
-__all__ = [
-    "COLUMNS",
-    "AccountRow",
-    "BucketTotals",
-    "CollectionRow",
-    "ConnectionRow",
-    "DashboardDocument",
-    "DemandedRollbackRow",
-    "NodeFacts",
-    "NodeRow",
-    "RatePoint",
-    "TimingRow",
-    "VbucketDetail",
-    "VbucketRow",
-    "VbucketStreamRow",
-    "ViewerFacts",
-]
-
 VbucketRow = tuple[int, int | None, int | None, int | None, int | None, int | None]
 """State, 0 for none; high seqno, persisted seqno, documents, changes left to send to the slowest stream, streams."""
 

@@ -15,8 +15,6 @@ from penstock.client.signals.web_server import WebAccess, WebRequest, WebRespons
 from penstock.errors import AccessDenied, Error, UsageError
 from penstock.names import quote_part
 
-__all__ = ["DashboardSite", "DocumentSource", "DocumentStream"]
-
 MAX_VIEWERS: Final = 32
 """Event streams at once. Each takes a thread."""
 

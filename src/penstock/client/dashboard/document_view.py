@@ -6,8 +6,6 @@ from collections.abc import Iterable, Sequence
 
 from penstock.client.dashboard.dashboard_document import RatePoint, VbucketRow
 
-__all__ = ["DocumentView"]
-
 
 class DocumentView:
     """One viewer.

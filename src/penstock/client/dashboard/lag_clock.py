@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Set as AbstractSet
 from typing import Generic, TypeVar
 
-__all__ = ["LagClock"]
-
 K = TypeVar("K")
 
 

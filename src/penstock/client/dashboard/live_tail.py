@@ -23,8 +23,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.run_decoder import list_changes
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["TailList", "read_newest"]
-
 logger = logging.getLogger("penstock.client")
 
 IDLE_SECONDS: Final = 10.0

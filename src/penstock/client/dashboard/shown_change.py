@@ -9,8 +9,6 @@ import msgspec
 from penstock.client.dumps.json_objects import make_json_object
 from penstock.wire.columns.schema import Change
 
-__all__ = ["MAX_CHANGES", "NEWEST_CHANGES", "REQUEST_HEADER", "TailRequest", "describe_change"]
-
 MAX_CHANGES: Final = 500
 """Changes in one answer."""
 

@@ -20,17 +20,6 @@ from penstock.client.dashboard.dashboard_document import (
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.codec.flags import OpenFlag
 
-__all__ = [
-    "ConnectionStats",
-    "list_collections",
-    "list_timings",
-    "make_connection_row",
-    "make_vbucket_row",
-    "make_vbucket_stream_row",
-    "name_open_flags",
-    "read_connections",
-]
-
 Stats = Mapping[str, str]
 
 _CONNECTION = re.compile(r"eq_(dcp|upr|tap)q:(.+):([^:]+)", re.DOTALL)

@@ -8,8 +8,6 @@ from importlib.resources import files
 from pathlib import PurePosixPath
 from typing import Final, NamedTuple
 
-__all__ = ["ASSETS", "PREFIX", "SECURITY_HEADERS", "StaticFile", "find_file"]
-
 PREFIX: Final = "/_penstock"
 """The path of the page. Couchbase has no path that begins like it."""
 

@@ -38,8 +38,6 @@ from penstock.client.login.credentials import Credentials
 from penstock.client.topology.node_reports import BucketReport, NodeStatsReport
 from penstock.client.topology.vbucket_requests import read_failovers
 
-__all__ = ["StatsSample", "StatsSampler"]
-
 SECONDS: Final = 1.0
 """The shortest time between two samples."""
 

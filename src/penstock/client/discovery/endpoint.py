@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["Endpoint", "format_endpoint"]
-
 Endpoint = tuple[str, int]
 """Host, without brackets, and port."""
 

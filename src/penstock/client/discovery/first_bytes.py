@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["EXPECTED_PORTS", "describe_first_bytes"]
-
 EXPECTED_PORTS = "expected a data port of Couchbase (11210, with TLS 11207)"
 """The end of each message about a port of another program."""
 

@@ -27,8 +27,6 @@ from penstock.names import quote_part
 if TYPE_CHECKING:
     import h11
 
-__all__ = ["HTTP_PORT", "HTTP_TLS_PORT", "MOST_MAP_BYTES", "fetch_bucket_map", "make_authorization"]
-
 HTTP_PORT, HTTP_TLS_PORT = 8091, 18091
 _PAGES = ("/pools/default/bs/", "/pools/default/bucketsStreaming/")
 _END_OF_MAP = b"\n\n\n\n"

@@ -10,8 +10,6 @@ import logging
 
 from penstock.client.discovery.endpoint import Endpoint
 
-__all__ = ["find_srv_endpoints", "make_record_name"]
-
 logger = logging.getLogger("penstock.client")
 
 _LOOKUP_SECONDS = 2.0

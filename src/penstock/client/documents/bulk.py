@@ -58,8 +58,6 @@ from penstock.wire.messages.kv import Delete, Set
 from penstock.wire.messages.subdoc import unpack_mutation_specs
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["MAX_BYTES_IN_FLIGHT", "NO_ANSWER", "BulkWriter", "Outcomes"]
-
 MAX_BYTES_IN_FLIGHT: Final = 4 << 20
 """Default limit of requests without an answer: a node stores as many bytes in 20 ms (documents of 1 KiB)."""
 

@@ -12,9 +12,6 @@ from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.messages.collections import CollectionIdReply, GetCollectionId
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, pack_collection_id
 
-__all__ = ["CollectionIds"]
-
-
 _PAUSE = 0.05
 """Seconds between two requests of an id, while a collection may be created again."""
 

@@ -16,18 +16,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.inflation import inflate_value
 from penstock.wire.messages.kv import GetReply
 
-__all__ = [
-    "BYTES",
-    "LONGEST_DURATION",
-    "Document",
-    "Expiry",
-    "compute_vbucket",
-    "decode_document",
-    "encode_expiry",
-    "encode_key",
-    "split_chunks",
-]
-
 T = TypeVar("T")
 
 _MAX_REQUESTS = 512

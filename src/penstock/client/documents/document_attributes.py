@@ -22,8 +22,6 @@ from penstock.wire.messages.subdoc import (
     unpack_lookup_results,
 )
 
-__all__ = ["OWN_ATTRIBUTE", "OWN_KEYS", "AttributeVersion", "DocumentAttributes", "make_own_key"]
-
 OWN_ATTRIBUTE = "penstock"
 """The attribute with Penstock's own data. It is a user attribute: system attributes need one more privilege."""
 

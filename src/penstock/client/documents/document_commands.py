@@ -28,8 +28,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Add, Delete, Get, Set
 
-__all__ = ["DocumentCommands"]
-
 
 @check_arguments
 class DocumentCommands:

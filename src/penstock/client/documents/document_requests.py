@@ -21,8 +21,6 @@ from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.messages.kv import Flush
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 
-__all__ = ["DocumentRequests"]
-
 T = TypeVar("T")
 
 

@@ -8,8 +8,6 @@ from penstock.errors import UsageError
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.messages.frame_info import Durability, RequestInfos, pack_request_infos
 
-__all__ = ["DurabilityName", "pack_durability"]
-
 DurabilityName = Literal["majority", "majorityAndPersistActive", "persistToMajority"]
 """A durability level: in memory on a majority of the vbucket's nodes, also on the active node's disk, or on all disks.
 

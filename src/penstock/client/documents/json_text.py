@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 
 from penstock.errors import UsageError
 
-__all__ = ["check_json_type", "describe_odd_type", "encode_json", "is_nested"]
-
 _ESCAPED = r'["\\\x00-\x1f]'
 
 

@@ -29,8 +29,6 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.kv import GetMeta, SetWithMeta
 
-__all__ = ["REPLACED_CAS", "make_meta_requests", "prepare_cas_reads", "prepare_meta_writes", "select_documents"]
-
 REPLACED_CAS = "replaces"
 """An internal column: the cas of the only version that the row may replace; 0 for a tombstone."""
 

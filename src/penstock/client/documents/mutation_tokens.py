@@ -15,8 +15,6 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import Request
 from penstock.wire.messages.kv import Delete, Set
 
-__all__ = ["MutationToken", "NewestTokens", "check_tokens"]
-
 _TOKEN = Struct(">QQ")  # the layout of StoreReply; decoding the whole reply would cost a tenth of the rate
 _BRANCH = slice(8)
 

@@ -21,8 +21,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 
-__all__ = ["Bools", "Numbers", "PreparedRows", "RowColumns", "TargetCollection", "encode_attribute", "find_collections"]
-
 Numbers = npt.NDArray[Any]
 Bools = npt.NDArray[np.bool_]
 

@@ -19,16 +19,6 @@ from penstock.client.documents.write_requests import Fault, WriteRequests, encod
 from penstock.errors import UnknownCollection, UnknownScope
 from penstock.wire.codec.statuses import Status
 
-__all__ = [
-    "WINDOW_BYTES",
-    "WINDOW_ROWS",
-    "RefusedRows",
-    "WindowResult",
-    "WindowWriter",
-    "WriteCounts",
-    "divide_into_windows",
-]
-
 WINDOW_ROWS, WINDOW_BYTES = 32_768, 8 << 20
 """Limits of a window, in rows and bytes. A window ends when all its rows are answered."""
 

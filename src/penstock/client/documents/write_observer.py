@@ -13,8 +13,6 @@ from penstock.client.topology.observed_copies import observe_copies
 from penstock.errors import OperationTimeout, UsageError, WriteLost
 from penstock.wire.messages.kv import Observed
 
-__all__ = ["WriteObserver", "is_reached"]
-
 _FIRST_PAUSE: Final = 0.005
 _LONGEST_PAUSE: Final = 0.1
 

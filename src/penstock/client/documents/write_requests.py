@@ -25,8 +25,6 @@ from penstock.wire.codec.opcodes import Magic
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import list_head_fields
 
-__all__ = ["OPAQUES", "Fault", "WriteRequests", "WriteRows", "compute_vbuckets", "encode_writes", "read_offsets"]
-
 OPAQUES = 0x8000_0000
 """The opaque of the first row. A connection's other requests have smaller opaques."""
 

@@ -22,8 +22,6 @@ from penstock.client.streams.stream_choice import ChangeOptions, FirstStart
 from penstock.errors import Error, UsageError
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["BucketDump", "DumpChoice", "TransferProgress"]
-
 _COMMIT = CommitPolicy(changes=200_000, seconds=1.0, idle_seconds=1.0)
 
 

@@ -18,8 +18,6 @@ from penstock.client.dumps.bucket_dump import TransferProgress
 from penstock.client.dumps.dump_formats import DumpFormat
 from penstock.errors import UsageError
 
-__all__ = ["BucketRestore", "RestoreCounts"]
-
 _MOST_EXAMPLES = 10
 
 

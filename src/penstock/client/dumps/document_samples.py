@@ -16,8 +16,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 
-__all__ = ["CollectionSample", "DocumentSamples", "SampleLimits", "sample_bucket"]
-
 SPREAD = 8
 """Vbuckets of which each gives the same share of a sample. The others are read only if these have too few documents."""
 _ITEM_GROUP = "collections"

@@ -15,8 +15,6 @@ from penstock.errors import UsageError
 from penstock.text_files import LineReader
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["FORMATS", "DumpFormat", "DumpRows", "choose_format"]
-
 _NEEDED_COLUMNS = ("key", "value", "cas", "rev_seqno")
 """The columns without which a row is no change."""
 

@@ -16,8 +16,6 @@ from penstock.errors import UsageError
 from penstock.wire.columns.run_decoder import list_changes, make_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Change, Event
 
-__all__ = ["read_json_lines", "write_json_rows"]
-
 _BATCH_ROWS, _BATCH_BYTES = 4096, 8 << 20
 
 

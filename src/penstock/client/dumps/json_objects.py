@@ -6,8 +6,6 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["BASE64", "TEXT_NUMBERS", "make_json_object"]
-
 TEXT_NUMBERS = ("cas", "vbuuid", "old_vbuuid")
 """Columns that are strings in JSON: many JSON parsers round numbers above 2**53."""
 

@@ -27,8 +27,6 @@ from penstock.client.positions.synced_file import remove_file
 from penstock.errors import Error, PositionsUnreadable, UsageError
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["PartialDump"]
-
 _NOTE = "dump"
 _ORDER = ("vbucket", "history", "seqno")
 """The columns that a rollback compares."""

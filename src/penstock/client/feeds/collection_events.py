@@ -13,8 +13,6 @@ from penstock.wire.columns.schema import Change, Event
 from penstock.wire.messages.dcp import SystemEvent
 from penstock.wire.messages.system_event import CreatedCollection, CreatedScope, DroppedCollection, unpack_system_event
 
-__all__ = ["make_event_change"]
-
 _EVENTS: dict[int, Event] = {
     SystemEventKind.COLLECTION_BEGIN: Event.BEGIN_COLLECTION,
     SystemEventKind.COLLECTION_END: Event.END_COLLECTION,

@@ -27,19 +27,6 @@ from penstock.wire.columns.collection_names import DEFAULT_NAME, CollectionNames
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = [
-    "DEFAULT_COLLECTIONS",
-    "EVERYTHING",
-    "PLAIN_CONTENT",
-    "CollectionFilter",
-    "CollectionSelection",
-    "KnownCollections",
-    "RequestedCollections",
-    "StreamContent",
-    "parse_manifest",
-    "qualify_name",
-]
-
 
 class KnownCollections(NamedTuple):
     """The scopes and collections in a manifest.

@@ -19,8 +19,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["ConsumerFeed", "DumpProgress", "FeedHandler", "FeedState", "StreamFailure", "StreamFailures"]
-
 
 class StreamFailure(NamedTuple):
     """A stream that ended or was refused. Another attempt may succeed.

@@ -14,8 +14,6 @@ from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.columns.run_decoder import list_changes, make_batch
 from penstock.wire.columns.schema import Change
 
-__all__ = ["Delivery", "DeliveryQueue"]
-
 
 class Delivery(NamedTuple):
     """Changes that a caller receives together.

@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 
 from penstock.client.feeds.collection_selection import PLAIN_CONTENT, CollectionFilter, KnownCollections, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed, DumpProgress, FeedState
-from penstock.client.feeds.deliveries import Delivery
 from penstock.client.feeds.dialect_rules import DIALECT_RULES
 from penstock.client.feeds.stream_messages import StreamMessages
 from penstock.client.feeds.stream_requests import StreamRequests
@@ -27,8 +26,6 @@ from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.layout import Request
-
-__all__ = ["Delivery", "EndRule", "Feed", "StreamTarget"]
 
 
 class Feed(ConsumerFeed):

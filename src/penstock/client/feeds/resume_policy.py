@@ -19,17 +19,6 @@ from penstock.client.feeds.stream_position import Position, leave_branch, reconc
 from penstock.errors import RolledBack
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = [
-    "FOLLOW",
-    "RESUME_POLICIES",
-    "FollowHistory",
-    "PinnedBranch",
-    "ResumePolicy",
-    "Resumption",
-    "RollbackPolicy",
-    "is_complete_end",
-]
-
 
 class Resumption(NamedTuple):
     """The point from which the next stream request continues.

@@ -29,8 +29,6 @@ from penstock.wire.codec.frame import Frame, name_status
 from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
-__all__ = ["StreamAnswers"]
-
 _EVENTS: dict[type[Answer], StreamEvent] = {
     AcceptedAnswer: StreamEvent.ACCEPTED,
     RollbackAnswer: StreamEvent.ROLLBACK,

@@ -27,8 +27,6 @@ from penstock.wire.columns.run_decoder import SMALL_RUN, decode_columns
 from penstock.wire.columns.schema import Change
 from penstock.wire.protocol.stream_state import StreamEvent, advance_state
 
-__all__ = ["StreamChanges"]
-
 
 class StreamChanges:
     """Processes runs of changes, as columns or one by one."""

@@ -37,8 +37,6 @@ from penstock.wire.messages.dcp import (
 )
 from penstock.wire.protocol.stream_state import EVENTS, OUT_OF_ORDER_EVENTS, StreamEvent, StreamState, advance_state
 
-__all__ = ["StreamMessages"]
-
 
 class StreamMessages:
     """Handles the messages that arrive, in any dialect with one stream for each vbucket."""

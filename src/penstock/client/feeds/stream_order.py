@@ -20,19 +20,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.heads import Heads
 from penstock.wire.messages.dcp import SnapshotMarker, SnapshotMarkerV2
 
-__all__ = [
-    "NONE_WANTED",
-    "RunPart",
-    "StreamOpaques",
-    "check_run_order",
-    "is_flush",
-    "make_beyond_snapshot_error",
-    "make_foreign_vbucket_error",
-    "make_seqno_order_error",
-    "make_snapshot_error",
-]
-
-
 NONE_WANTED = (1, 0)
 """The first and the last seqno to deliver, if no change is delivered."""
 

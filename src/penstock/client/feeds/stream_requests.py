@@ -23,8 +23,6 @@ from penstock.client.feeds.vbucket_stream import VbucketStream
 from penstock.wire.codec.layout import Request
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
-__all__ = ["LogPurpose", "LogRequest", "StreamRequests"]
-
 
 class LogPurpose(Enum):
     """The reason for the request of a failover log."""

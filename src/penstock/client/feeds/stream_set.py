@@ -15,8 +15,6 @@ from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import signed64
 from penstock.wire.messages.dcp import BufferAck
 
-__all__ = ["StreamOutput", "StreamSet"]
-
 
 class StreamOutput(DeliveryQueue):
     """Deliveries with the positions after them. Their bytes are acknowledged if the dialect has flow control.

@@ -8,9 +8,10 @@ from enum import Enum
 from penstock.client.feeds.collection_selection import EVERYTHING, RequestedCollections
 from penstock.client.feeds.resume_policy import FOLLOW, ResumePolicy
 from penstock.client.feeds.stream_position import BEGINNING, Position
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog
+from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import Change, Event
+from penstock.wire.messages.kv import FailoverEntry
 from penstock.wire.protocol.stream_state import StreamState
 
 UNKNOWN_LOG: FailoverLog = (FailoverEntry(0, 0),)

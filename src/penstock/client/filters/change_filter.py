@@ -17,8 +17,6 @@ from penstock.client.filters.value_filter import FilterDocument, ValueFilter, Ve
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["ALL_CHANGES", "ChangeFilter"]
-
 Bools = npt.NDArray[np.bool_]
 
 

@@ -17,8 +17,6 @@ from penstock.client.filters.change_filter import ChangeFilter
 from penstock.client.filters.filter_syntax import RegexTest, list_tests, parse_filter
 from penstock.errors import UsageError
 
-__all__ = ["FILTER_SETTING", "FilterSetting", "encode_filter", "measure_regex", "parse_filter_setting"]
-
 FILTER_SETTING: Final = "penstock_filter"
 """The name of the setting."""
 

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from penstock.options import nonempty, option
 
-__all__ = ["FilterOptions"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FilterOptions:

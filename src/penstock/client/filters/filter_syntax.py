@@ -17,21 +17,6 @@ from typing import Any, Final, NoReturn
 from penstock.errors import UsageError
 from penstock.wire.values.json_value import describe_oddness, parse_json
 
-__all__ = [
-    "Comparison",
-    "FieldTest",
-    "Junction",
-    "MetaField",
-    "Negation",
-    "Node",
-    "PathSteps",
-    "RegexTest",
-    "Test",
-    "format_path",
-    "list_tests",
-    "parse_filter",
-]
-
 MAX_LENGTH: Final = 4096
 """Characters of an expression."""
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["KeyFilter"]
-
 
 @dataclass(frozen=True, slots=True)
 class KeyFilter:

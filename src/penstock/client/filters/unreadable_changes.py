@@ -9,8 +9,6 @@ from typing import Final
 
 import pyarrow as pa
 
-__all__ = ["UnreadableChanges"]
-
 MOST_EXAMPLES: Final = 100
 SHOWN_EXAMPLES: Final = 10
 """Examples in a sentence."""

@@ -35,8 +35,6 @@ from penstock.client.filters.filter_syntax import (
 from penstock.errors import UsageError
 from penstock.wire.values.json_value import TooDeepJson, describe_oddness, is_text, parse_json
 
-__all__ = ["FilterDocument", "ValueFilter", "Verdicts", "check_regex"]
-
 Bools = npt.NDArray[np.bool_]
 Truths = npt.NDArray[np.int8]
 """FALSE, UNKNOWN or TRUE of each document, so that AND is the least, and OR the greatest."""

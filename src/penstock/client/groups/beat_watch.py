@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-__all__ = ["Beat", "BeatWatch"]
-
 
 class Beat(NamedTuple):
     """The document of a member, as it was read.

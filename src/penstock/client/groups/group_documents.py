@@ -8,8 +8,6 @@ from typing import Protocol
 from penstock.client.documents.document_attributes import make_own_key
 from penstock.client.positions.owned_attributes import AttributeStore
 
-__all__ = ["GroupBucket", "GroupKeys"]
-
 _LONGEST_MEMBER = "m" * 80
 """A member's name is the host's name, the process and a random number."""
 

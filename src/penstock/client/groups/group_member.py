@@ -18,8 +18,6 @@ from penstock.client.groups.group_state import GroupState, advance_state, decode
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.errors import PositionsUnreadable
 
-__all__ = ["GroupMember", "StartFinder", "read_beat"]
-
 logger = logging.getLogger("penstock.client")
 
 StartFinder = Callable[[SavedPositions | None, Sequence[int]], Awaitable[SavedPositions]]

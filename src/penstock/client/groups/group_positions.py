@@ -15,8 +15,6 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.errors import PositionsChanged, PositionsUnreadable
 
-__all__ = ["Claim", "GroupPositions"]
-
 
 class Claim(NamedTuple):
     """The last claim of a vbucket, which its document has in its notes.

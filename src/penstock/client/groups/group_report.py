@@ -9,8 +9,6 @@ from penstock.client.groups.group_documents import GroupBucket, GroupKeys
 from penstock.client.groups.group_member import read_beat
 from penstock.client.groups.group_state import decode_state
 
-__all__ = ["GroupMemberReport", "read_members"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupMemberReport:

@@ -12,8 +12,6 @@ from penstock.client.groups.group_documents import GroupBucket
 from penstock.client.groups.group_member import GroupMember
 from penstock.errors import ConnectionClosed, Error, OperationTimeout
 
-__all__ = ["GroupSession"]
-
 logger = logging.getLogger("penstock.client")
 
 _BEATS_PER_LEASE = 4

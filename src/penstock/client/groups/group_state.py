@@ -15,8 +15,6 @@ from penstock.client.connect.address import MAX_VBUCKETS
 from penstock.client.topology.balance_plan import plan_balance
 from penstock.errors import PositionsUnreadable
 
-__all__ = ["FORMAT_VERSION", "GroupState", "Share", "advance_state", "decode_state", "encode_state", "leave_group"]
-
 FORMAT_VERSION = 1
 
 

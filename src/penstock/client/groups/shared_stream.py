@@ -17,8 +17,6 @@ from penstock.client.signals.stream_counts import StreamCounts
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.stream_choice import ChangeOptions, FirstStart
 
-__all__ = ["SharedStream"]
-
 
 class SharedStream:
     """Delivers the changes of the vbuckets that the member of a group holds, and follows its share.

@@ -10,19 +10,6 @@ from penstock.client.login.secret_sources import SecretSource, choose_secret, re
 from penstock.errors import UsageError
 from penstock.options import split_command
 
-__all__ = [
-    "PASSWORD_VARIABLE",
-    "USERNAME_VARIABLE",
-    "Credentials",
-    "Login",
-    "TokenCredentials",
-    "TokenSource",
-    "choose_login",
-    "read_credentials_file",
-    "resolve_credentials",
-    "resolve_login",
-]
-
 USERNAME_VARIABLE, PASSWORD_VARIABLE = "PENSTOCK_USERNAME", "PENSTOCK_PASSWORD"
 FILE_VARIABLE = f"{PASSWORD_VARIABLE}_FILE"
 COMMAND_VARIABLE = f"{PASSWORD_VARIABLE}_COMMAND"

@@ -10,8 +10,6 @@ from penstock.client.login.secret_sources import SecretSource, choose_secret
 from penstock.errors import UsageError
 from penstock.options import COMMAND, FILE, nonempty, option, read_shared_values
 
-__all__ = ["REFERENCE", "PasswordOptions", "choose_password"]
-
 REFERENCE = nonempty("PROVIDER:REFERENCE", metavar="PROVIDER:REFERENCE")
 """A provider of secrets, and its reference for the secret."""
 

@@ -22,20 +22,6 @@ from penstock.errors import AccessDenied, RemoteProtocolError, UsageError
 from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import SCRAM, ScramClient
 
-__all__ = [
-    "CRAM_MD5",
-    "OAUTHBEARER",
-    "PLAIN",
-    "CramLogin",
-    "PlainLogin",
-    "SaslLogin",
-    "ScramLogin",
-    "TokenLogin",
-    "choose_login",
-    "choose_token_login",
-    "parse_mechanisms",
-]
-
 CRAM_MD5, OAUTHBEARER, PLAIN = "CRAM-MD5", "OAUTHBEARER", "PLAIN"
 
 MECHANISMS = (*SCRAM, CRAM_MD5, PLAIN)

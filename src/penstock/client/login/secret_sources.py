@@ -25,17 +25,6 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.text_files import decode_text, read_text_file, split_lines
 
-__all__ = [
-    "MOST_SECRET_BYTES",
-    "PROVIDER_GROUP",
-    "SecretKind",
-    "SecretSource",
-    "choose_secret",
-    "parse_password",
-    "read_password_file",
-    "read_secret_text",
-]
-
 PROVIDER_GROUP = "penstock.secrets"
 
 COMMAND_SECONDS = 30.0

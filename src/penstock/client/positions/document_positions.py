@@ -12,8 +12,6 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.errors import KeyNotFound, PositionsChanged
 
-__all__ = ["DocumentPositions"]
-
 
 @check_arguments
 class DocumentPositions(PositionStore):

@@ -9,8 +9,6 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.client.positions.synced_file import read_file, remove_file, replace_file
 
-__all__ = ["FilePositions"]
-
 
 @check_arguments
 class FilePositions(PositionStore):

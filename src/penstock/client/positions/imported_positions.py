@@ -20,9 +20,6 @@ from penstock.text_files import decode_text, split_lines
 from penstock.wire.codec.constants import MAX_SEQNO
 from penstock.wire.columns.schema import unsigned64
 
-__all__ = ["READERS", "make_checkpoint_key", "read_go_checkpoints", "read_kafka_offsets", "read_session_state"]
-
-
 _Number: TypeAlias = Any
 """A number as it stands in the JSON. `_read_number` checks it."""
 

@@ -8,8 +8,6 @@ from typing import Protocol
 
 from penstock.client.documents.document_attributes import AttributeVersion
 
-__all__ = ["AttributeStore", "OwnedAttributes"]
-
 
 class AttributeStore(Protocol):
     """Versioned attributes of documents, see DocumentAttributes."""

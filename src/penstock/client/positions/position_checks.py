@@ -8,8 +8,6 @@ from penstock.client.positions.saved_positions import SavedPositions
 from penstock.errors import PositionAhead, PositionOfOtherBucket
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["check_bucket", "find_ahead"]
-
 
 def check_bucket(saved: SavedPositions, uuid: str, vbuckets: int, place: str) -> None:
     """Check that positions belong to a bucket.

@@ -6,8 +6,6 @@ from abc import ABC, abstractmethod
 
 from penstock.client.positions.saved_positions import SavedPositions
 
-__all__ = ["PositionStore"]
-
 
 class PositionStore(ABC):
     """Keeps the positions of one consumer. `str(store)` names its place for people.

@@ -16,8 +16,6 @@ from penstock.errors import PositionsUnreadable
 from penstock.text_files import decode_text
 from penstock.wire.codec.constants import MAX_SEQNO
 
-__all__ = ["FORMAT_VERSION", "SavedPositions", "decode_positions", "encode_positions"]
-
 FORMAT_VERSION = 1
 
 

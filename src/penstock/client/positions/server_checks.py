@@ -7,8 +7,6 @@ from penstock.client.positions.position_checks import check_bucket, find_ahead
 from penstock.client.positions.saved_positions import SavedPositions
 from penstock.wire.codec.constants import MAX_SEQNO
 
-__all__ = ["check_positions"]
-
 
 async def check_positions(bucket: Bucket, saved: SavedPositions, place: str) -> None:
     """Check that the server has the bucket and the history of positions.

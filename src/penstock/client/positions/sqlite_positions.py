@@ -14,8 +14,6 @@ from penstock.client.positions.position_store import PositionStore
 from penstock.client.positions.saved_positions import SavedPositions, decode_positions, encode_positions
 from penstock.errors import Error, PositionsLocked
 
-__all__ = ["SqlitePositions", "list_sqlite_names"]
-
 T = TypeVar("T")
 
 _CREATE = "CREATE TABLE IF NOT EXISTS penstock_positions (name TEXT PRIMARY KEY, saved TEXT NOT NULL)"

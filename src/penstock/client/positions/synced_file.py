@@ -11,8 +11,6 @@ from pathlib import Path
 from penstock.errors import Error
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["read_file", "remove_file", "replace_file"]
-
 
 def read_file(path: Path) -> bytes | None:
     """Return the content of a file; None if there is none. Raises Error if it cannot be read."""

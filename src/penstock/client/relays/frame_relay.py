@@ -24,8 +24,6 @@ from penstock.wire.columns.heads import Run
 from penstock.wire.messages.kv import Noop
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["FrameRelay", "TakeoverCheck"]
-
 TakeoverCheck = Callable[[int], Awaitable[None]]
 """Called with the vbucket before the target learns that it owns it. An error ends the relay instead."""
 

@@ -12,8 +12,6 @@ from penstock.wire.codec.frame import DATATYPE_AT, Frame
 from penstock.wire.columns.heads import Run
 from penstock.wire.columns.inflation import inflate_run, inflate_value
 
-__all__ = ["limit_frame", "limit_run"]
-
 _CHANGED = int(Datatype.SNAPPY | Datatype.JSON)
 """Datatypes that values can do without. Extended attributes are part of the value."""
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from penstock.client.connect.node_link import NodeLink
 
-__all__ = ["LinkPair"]
-
 
 class LinkPair(NamedTuple):
     """The two connections of a relay.

@@ -21,18 +21,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import AddStream, CloseStream
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
-__all__ = [
-    "TAKEOVER",
-    "DcpNodeRelay",
-    "NodeRelay",
-    "Relay",
-    "ReplicaBusy",
-    "StreamLost",
-    "TapNodeRelay",
-    "make_relay_name",
-    "make_relay_prefix",
-]
-
 StreamLost = Callable[[int, Exception], None]
 """Called with a vbucket whose stream has ended, and the reason."""
 

@@ -13,8 +13,6 @@ from penstock.wire.codec.frame import Frame, name_opcode, name_status
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["MessageRefused", "RelayedStreams", "is_refusal", "make_refused_error"]
-
 _ENDS = (Opcode.DCP_STREAM_END, Opcode.DCP_CLOSE_STREAM)
 _TAP_RETRIES = (Status.ETMPFAIL, Status.ENOMEM, Status.EBUSY)
 """Answers after which a TAP producer sends a message again. Source: ep-engine, tapconnection.cc, processAck."""

@@ -24,8 +24,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp import Open
 
-__all__ = ["open_dcp_pair", "open_tap_pair", "open_upr_pair"]
-
 _VALUES = (Feature.DATATYPE, Feature.JSON, Feature.SNAPPY)
 """Features of values. The target may have them without the source: 3.x sends such values in any case. It also grants
 DATATYPE for both. The relay inflates values for a target without SNAPPY."""

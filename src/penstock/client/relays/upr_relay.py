@@ -23,8 +23,6 @@ from penstock.wire.columns.heads import Run
 from penstock.wire.messages.kv import Noop
 from penstock.wire.protocol.frame_receiver import ReceiveEvent, split_run
 
-__all__ = ["UprRelay"]
-
 
 class UprRelay:
     """Connects a UPR producer with a DCP consumer.

@@ -50,8 +50,6 @@ from penstock.wire.messages.upr import UprSnapshotStart, UprStreamEnd, UprStream
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 from penstock.wire.protocol.stream_state import EVENTS, StreamEvent, StreamState, advance_state
 
-__all__ = ["Translated", "UprTranslation"]
-
 _RULES: Final = LOG_FIRST_RULES[Dialect.UPR]
 _EVENTS: Final = EVENTS[Dialect.UPR]
 _END_REASONS: Final = {

@@ -10,20 +10,6 @@ from penstock.client.connect.cluster_map import NO_NODE
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 from penstock.errors import RemoteProtocolError, UsageError
 
-__all__ = [
-    "PUSHED_EPOCH",
-    "MapLayout",
-    "MapNode",
-    "MapVersion",
-    "find_next_version",
-    "find_own_place",
-    "make_map_document",
-    "read_map_layout",
-    "read_own_address",
-    "read_own_node",
-    "read_version",
-]
-
 _ANY_HOST = "$HOST"
 PUSHED_EPOCH = 2
 """Epoch of the first map of an orchestrator. Nodes use epoch 1 for maps of their own, whose revision is the time."""

@@ -29,8 +29,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import DelVbucket, GetClusterConfig, Version
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["NodeControl", "check_identities", "read_copied_seqnos"]
-
 T = TypeVar("T")
 R = TypeVar("R", bound=Request)
 

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from penstock.errors import UsageError
 
-__all__ = ["NodeIdentity", "check_identity", "read_identity"]
-
 
 class NodeIdentity(NamedTuple):
     """The identity of a node. Other servers report none.

@@ -8,8 +8,6 @@ from penstock.client.replication.node_control import NodeControl
 from penstock.errors import KeyNotFound, StatusError, UsageError
 from penstock.wire.messages.kv import CloseProducer
 
-__all__ = ["close_consumer", "find_consumers", "list_connections"]
-
 _PREFIX, _TYPE = "eq_dcpq:", ":type"
 
 

@@ -9,8 +9,6 @@ from penstock.client.connect.address import Address
 from penstock.client.relays.node_relay import ReplicaBusy
 from penstock.client.streams.outages import Outages
 
-__all__ = ["ReplicaPhase", "ReplicaStreams"]
-
 
 class ReplicaPhase(Enum):
     """The state of one vbucket of a replication."""

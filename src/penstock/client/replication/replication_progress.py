@@ -8,8 +8,6 @@ from typing import Any
 
 from penstock.client.discovery.endpoint import Endpoint, format_endpoint
 
-__all__ = ["CatchUpGoals", "ReplicationProgress", "find_lag"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicationProgress:

@@ -45,8 +45,6 @@ from penstock.errors import (
 )
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect, VbucketState
 
-__all__ = ["ReplicationOptions", "Replicator"]
-
 T = TypeVar("T")
 
 _TICK_SECONDS = 0.1

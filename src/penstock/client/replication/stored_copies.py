@@ -11,8 +11,6 @@ from penstock.store.history.failover_log import find_branch
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SeqnoPersistence
 
-__all__ = ["wait_until_stored"]
-
 
 async def wait_until_stored(vbucket: int, old: NodeControl, new: NodeControl) -> None:
     """Wait until the new owner of a vbucket has all changes of the former one on disk.

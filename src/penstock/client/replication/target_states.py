@@ -7,8 +7,6 @@ from collections.abc import Collection, Mapping
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["find_new_replicas"]
-
 
 def find_new_replicas(
     vbuckets: Collection[int],

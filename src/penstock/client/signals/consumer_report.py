@@ -8,8 +8,6 @@ from typing import Any
 
 from penstock.client.signals.stream_counts import StreamCounts
 
-__all__ = ["ConsumerReport", "VbucketLag"]
-
 
 @dataclass(frozen=True, slots=True)
 class VbucketLag:

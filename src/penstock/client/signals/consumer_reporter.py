@@ -16,8 +16,6 @@ from penstock.client.signals.lag_samples import LagSamples
 from penstock.client.signals.stream_counts import StreamCounts
 from penstock.errors import Error
 
-__all__ = ["ConsumerReporter", "ReportedState", "SeqnoSource"]
-
 
 class ReportedState(NamedTuple):
     """The figures of a change stream or a consumer.

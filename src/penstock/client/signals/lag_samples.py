@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-__all__ = ["LagSamples"]
-
 _MOST_SAMPLES = 32
 """Samples of 1024 seqnos that are kept: some 3 MB."""
 

@@ -13,8 +13,6 @@ from penstock.client.login.credentials import Credentials
 from penstock.client.signals.web_listener import WebListener
 from penstock.client.signals.web_server import WebAccess, WebRequest, WebResponse, serve_sites
 
-__all__ = ["MeasuredWork", "MetricsSite", "serve_collector"]
-
 
 class MeasuredWork(Collector):
     """Metrics of a process, and whether it does its work."""

@@ -12,8 +12,6 @@ from penstock.client.signals.report_metrics import METRICS, ReportMetric
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
-__all__ = ["observe_reports"]
-
 NewestReport = Callable[[], ConsumerReport | None]
 """Returns the newest report; None before the first one, and after the last one."""
 

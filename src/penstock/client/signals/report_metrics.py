@@ -15,9 +15,6 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from penstock.client.signals.consumer_report import ConsumerReport
 from penstock.client.signals.metrics_server import MeasuredWork
 
-__all__ = ["METRICS", "ReportCollector", "ReportMetric"]
-
-
 OLDEST_SECONDS = 60.0
 """Age from which on the lag of a stream counts as unknown. A stream reports every few seconds."""
 

@@ -14,8 +14,6 @@ from penstock.client.signals.web_listener import WebListener
 if TYPE_CHECKING:
     from opentelemetry.metrics import Meter
 
-__all__ = ["REPORT_SECONDS", "repeat_reports", "serve_reports"]
-
 REPORT_SECONDS = 5.0
 """Seconds between two reports that are served. Prometheus asks every 15 seconds or so."""
 

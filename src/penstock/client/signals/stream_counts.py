@@ -6,8 +6,6 @@ from dataclasses import dataclass, field
 
 from penstock.client.filters.unreadable_changes import UnreadableChanges
 
-__all__ = ["StreamCounts"]
-
 
 @dataclass(slots=True)
 class StreamCounts:

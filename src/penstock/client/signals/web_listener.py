@@ -11,8 +11,6 @@ from penstock.digits import read_digits
 from penstock.errors import UsageError
 from penstock.options import FILE, nonempty, option
 
-__all__ = ["LOOPBACK", "DashboardFlags", "MetricsFlags", "WebListener", "is_loopback", "read_listener"]
-
 LOOPBACK = "127.0.0.1"
 _MAX_PORT = 65535
 

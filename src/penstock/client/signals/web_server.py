@@ -22,8 +22,6 @@ from penstock.errors import UsageError
 if TYPE_CHECKING:
     from wsgiref.types import StartResponse, WSGIEnvironment
 
-__all__ = ["Site", "WebAccess", "WebRequest", "WebResponse", "serve_sites"]
-
 _MOST_BODY_BYTES = 64 * 1024
 
 _REQUEST_SECONDS = 20.0

@@ -26,8 +26,6 @@ from penstock.client.streams.stream_recovery import EndSeqnos
 from penstock.wire.columns.run_decoder import make_batch
 from penstock.wire.columns.schema import Change
 
-__all__ = ["ChangeStream"]
-
 
 class ChangeStream:
     """The changes of a bucket, as batches: `async for batch in stream`. A later stream can start at `stream.positions`.

@@ -21,8 +21,6 @@ from penstock.errors import Error
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["DeliveryReader", "ItemCountSource", "RollbackMitigation"]
-
 logger = logging.getLogger("penstock.client")
 
 ItemCountSource = Callable[[], Awaitable[ItemCounts | None]]

@@ -13,8 +13,6 @@ from penstock.client.topology.vbucket_requests import request_failover_logs
 from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["check_dialect", "explain_refused_dialect", "has_dialect", "may_have_tap"]
-
 
 async def check_dialect(address: Address, dialect: Dialect) -> None:
     """Check that the server has the dialect, and the failover logs that its streams need.

@@ -12,8 +12,6 @@ from collections.abc import Callable, Collection, Hashable
 from penstock.client.connect.address import Address
 from penstock.client.connect.retry import Retry
 
-__all__ = ["EVERY_NODE", "Outages"]
-
 EVERY_NODE: Hashable = "every node"
 """The group of a failure that does not belong to a single node: for example, no node can be reached."""
 

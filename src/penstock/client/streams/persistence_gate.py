@@ -10,8 +10,6 @@ from penstock.client.feeds.stream_position import Position
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno
 from penstock.errors import Error, Unreachable
 
-__all__ = ["BranchLost", "PersistenceGate", "PersistenceSource"]
-
 _FIRST_DELAY, _MOST_DELAY = 0.005, 0.25
 """Seconds between two questions whether changes are on disk. A disk takes some milliseconds."""
 

@@ -12,8 +12,6 @@ from penstock.client.feeds.collection_selection import (
 from penstock.client.topology.nodes import Nodes
 from penstock.wire.messages.collections import GetManifest
 
-__all__ = ["check_selection", "find_selected_ids"]
-
 
 async def check_selection(nodes: Nodes, address: Address, selection: CollectionSelection) -> None:
     """Check that the bucket has the selected scope and collections.

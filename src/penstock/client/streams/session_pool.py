@@ -16,8 +16,6 @@ from penstock.client.feeds.feed import Feed
 from penstock.errors import ConnectionClosed
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["SessionPool"]
-
 _ANY_OPAQUE = 1 << 32
 """Above each opaque, which has 32 bits: an idle connection tolerates messages of any earlier stream."""
 

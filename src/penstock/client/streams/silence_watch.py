@@ -12,8 +12,6 @@ from penstock.client.streams.stream_connection import Deadline, list_deadlines
 from penstock.client.streams.stream_connections import StreamConnections
 from penstock.errors import OperationTimeout
 
-__all__ = ["SilenceWatch"]
-
 _SETTLE_SECONDS = 2.0
 """A TAP producer that is silent for so long has no backfill to send, or sends no backfill after a crash."""
 

@@ -17,19 +17,6 @@ from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.wire.codec.constants import MAX_SEQNO, Dialect
 
-__all__ = [
-    "ChangeOptions",
-    "FirstStart",
-    "Start",
-    "Stop",
-    "choose_content",
-    "choose_dialect",
-    "choose_mitigation",
-    "choose_rollback",
-    "choose_targets",
-    "make_tap_feed",
-]
-
 FirstStart = Literal["beginning", "now"] | datetime
 """A start without positions: the beginning, the current end, or a time with a zone."""
 Start = FirstStart | Mapping[int, Position]

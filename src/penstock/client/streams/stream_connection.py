@@ -14,8 +14,6 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.consumer_feed import ConsumerFeed
 from penstock.client.tracing.tracer import NO_SPAN, WorkSpan
 
-__all__ = ["Deadline", "StreamConnection", "list_deadlines", "tolerated_silence"]
-
 _WIDEST_SILENCE = 24.0
 """Upper limit, in seconds, for tolerated silences that were widened after timeouts.
 

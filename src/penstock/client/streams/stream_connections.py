@@ -31,8 +31,6 @@ from penstock.wire.messages.collections import GetManifest
 from penstock.wire.messages.dcp import StreamReq
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["NO_CONNECTION", "StreamConnections"]
-
 NO_CONNECTION = -1
 """The connection id of a vbucket that is held: it waits for its node."""
 

@@ -18,8 +18,6 @@ from penstock.client.tracing.tracer import WorkSpan, start_span, trace_work
 from penstock.wire.codec.layout import Request
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["StreamJournal"]
-
 logger = logging.getLogger("penstock.client.streams")
 
 _MOST_EVENTS = 100

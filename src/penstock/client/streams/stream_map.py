@@ -11,8 +11,6 @@ from penstock.client.discovery.endpoint import Endpoint
 from penstock.errors import BucketRecreated, RemoteProtocolError, UsageError
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["StreamMap"]
-
 logger = logging.getLogger("penstock.client")
 
 

@@ -31,8 +31,6 @@ from penstock.errors import (
 )
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["EndSeqnos", "StreamRecovery"]
-
 EndSeqnos = Callable[[Sequence[int]], Awaitable[dict[int, int]]]
 """Returns the current end seqnos of some vbuckets; without the vbuckets to skip."""
 

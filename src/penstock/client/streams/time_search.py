@@ -15,8 +15,6 @@ from penstock.client.topology.vbucket_reports import VbucketReports
 from penstock.errors import UsageError
 from penstock.store.history.failover_log import find_branch
 
-__all__ = ["FIRST_TIME", "find_position_before", "find_positions_at", "parse_time"]
-
 FIRST_TIME = int(datetime(2010, 1, 1, tzinfo=UTC).timestamp()) * 10**9
 """A cas below this time in nanoseconds is no time. Couchbase before 4.0 counts instead."""
 

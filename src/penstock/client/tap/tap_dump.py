@@ -15,8 +15,6 @@ from penstock.client.topology.item_counts import ItemCounts, Shortfall, describe
 from penstock.client.topology.missing_vbuckets import format_ranges
 from penstock.errors import ConnectionClosed, Unreachable
 
-__all__ = ["TapDump"]
-
 _MAX_FRUITLESS_DUMPS = 5
 """Consecutive dumps without progress before a read fails. ep-engine dumps from disk, which may lag behind memory."""
 

@@ -20,8 +20,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.messages.tap import TapConnect, TapOptions
 
-__all__ = ["TapFeed"]
-
 _FUTURE = 2**64 - 1
 """As the date of a backfill: no existing documents, only later changes. Source: TAP, "Backfill"."""
 

@@ -27,8 +27,6 @@ from penstock.wire.columns.schema import Change
 from penstock.wire.messages.tap import TapMessage, TapOpaqueMessage, TapReply
 from penstock.wire.protocol.stream_state import EVENTS, StreamEvent
 
-__all__ = ["TapMessages", "TapOutput"]
-
 _ENGINE_EVENTS: dict[int, StreamEvent] = {
     TapOpaque.INITIAL_VBUCKET_STREAM: StreamEvent.BACKFILL_START,
     TapOpaque.CLOSE_BACKFILL: StreamEvent.BACKFILL_END,

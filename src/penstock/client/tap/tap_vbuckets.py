@@ -12,8 +12,6 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.columns.schema import Change, Event
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
-__all__ = ["TapVbuckets"]
-
 
 class TapVbuckets:
     """The requested vbuckets of a TAP stream.

@@ -8,8 +8,6 @@ from typing import NamedTuple
 from penstock.client.connect.cluster_map import NO_NODE
 from penstock.errors import UsageError
 
-__all__ = ["PlannedMove", "check_replicas", "plan_balance", "plan_replicas"]
-
 
 class PlannedMove(NamedTuple):
     """A vbucket and the indexes of its nodes, before and after."""

@@ -9,8 +9,6 @@ from penstock.client.connect.client_session import ClientSession
 from penstock.client.connect.node_link import NodeLink
 from penstock.client.discovery.endpoint import Endpoint
 
-__all__ = ["FurtherSessions"]
-
 
 class FurtherSessions:
     """Chooses among the connections to a node, and opens a further one while all are busy."""

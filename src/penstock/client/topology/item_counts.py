@@ -13,16 +13,6 @@ from typing import NamedTuple
 
 from penstock.client.connect.stat_numbers import read_number
 
-__all__ = [
-    "ITEM_COUNT_GROUP",
-    "ItemCount",
-    "ItemCounts",
-    "Shortfall",
-    "describe_shortfalls",
-    "find_shortfalls",
-    "read_item_counts",
-]
-
 ITEM_COUNT_GROUP = "vbucket-details"
 """The statistics group with the counts."""
 

@@ -19,8 +19,6 @@ from typing import TypeVar
 from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.errors import UsageError, VbucketsNotServed
 
-__all__ = ["MissingReport", "check_vbucket_numbers", "format_ranges", "make_not_served_error", "parse_group_vbuckets"]
-
 T = TypeVar("T")
 
 logger = logging.getLogger("penstock.client")

@@ -14,8 +14,6 @@ from penstock.client.topology.nodes import Nodes
 from penstock.errors import Error, StatusError
 from penstock.wire.messages.collections import GetManifest
 
-__all__ = ["BucketReport", "NodeReports", "NodeStatsReport"]
-
 
 class NodeStatsReport(NamedTuple):
     """The statistics of one node.

@@ -33,8 +33,6 @@ from penstock.wire.codec.layout import Request
 from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.protocol.frame_receiver import ReceiveEvent
 
-__all__ = ["CollectionsRenounced", "Nodes", "RequestPart"]
-
 T = TypeVar("T")
 
 

@@ -9,12 +9,9 @@ from penstock.client.connect.node_link import NodeLink
 from penstock.client.topology.nodes import Nodes
 from penstock.client.topology.persisted_seqnos import HeldSeqno, PersistedSeqno
 from penstock.errors import Error
-from penstock.store.history.failover_log import FailoverEntry
 from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import Observed, ObserveSeqno, unpack_observed
-
-__all__ = ["judge_copies", "observe_copies"]
+from penstock.wire.messages.kv import FailoverEntry, Observed, ObserveSeqno, unpack_observed
 
 _MOVED = (Status.NOT_MY_VBUCKET, Status.ETMPFAIL)
 """Statuses of a node that does not have the vbucket any more. A node of this project sends ETMPFAIL during a move."""

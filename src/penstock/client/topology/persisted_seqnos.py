@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 from penstock.client.connect.stat_numbers import read_number
 
-__all__ = ["HeldSeqno", "PersistedSeqno", "find_unreported", "read_persisted_seqnos"]
-
 
 class HeldSeqno(NamedTuple):
     """A change that is held back until it is on disk.

@@ -6,8 +6,6 @@ from dataclasses import dataclass
 
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["VbucketInfo"]
-
 
 @dataclass(frozen=True, slots=True)
 class VbucketInfo:

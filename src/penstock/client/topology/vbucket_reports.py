@@ -27,8 +27,6 @@ from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import SeqnoPersistence
 
-__all__ = ["VbucketReports"]
-
 T = TypeVar("T")
 
 

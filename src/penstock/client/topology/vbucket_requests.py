@@ -41,14 +41,6 @@ from penstock.wire.messages.kv import (
     unpack_vb_seqnos,
 )
 
-__all__ = [
-    "read_high_seqnos",
-    "request_collection_seqnos",
-    "request_dumped_vbuckets",
-    "request_failover_logs",
-    "request_high_seqnos",
-]
-
 _SERVED = (VbucketState.ACTIVE, VbucketState.REPLICA)
 """The states in which a vbucket can be streamed, see penstock.client.topology.missing_vbuckets."""
 

@@ -15,8 +15,6 @@ from penstock.client.topology.vbucket_info import VbucketInfo
 from penstock.errors import AccessDenied, RemoteProtocolError, TemporaryFailure
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["FEW_VBUCKETS", "view_ends", "view_vbuckets"]
-
 FEW_VBUCKETS = 32
 """Vbuckets that are requested one by one: the statistics of all vbuckets have ten lines for each vbucket."""
 
@@ -24,9 +22,14 @@ FEW_VBUCKETS = 32
 class SeqnoReports(Protocol):
     """The requests that a view needs; VbucketReports implements them."""
 
-    async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]: ...
-    async def served_seqnos(self, vbuckets: Sequence[int]) -> dict[int, int]: ...
-    async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]: ...
+    async def failover_logs(self, vbuckets: Sequence[int]) -> dict[int, FailoverLog]:
+        """Return the failover logs of vbuckets."""
+
+    async def served_seqnos(self, vbuckets: Sequence[int]) -> dict[int, int]:
+        """Return the high seqnos of those of the vbuckets that are served."""
+
+    async def seqno_stats(self, vbucket: int | None = None) -> dict[str, str]:
+        """Return STAT vbucket-seqno, of all vbuckets by default."""
 
 
 async def view_vbuckets(

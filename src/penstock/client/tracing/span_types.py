@@ -8,8 +8,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["ATTRIBUTES", "CLIENT_SPANS", "SpanType", "describe_failure", "describe_messaging"]
-
 
 @dataclass(frozen=True, slots=True)
 class SpanType:

@@ -20,8 +20,6 @@ from penstock.version import __version__
 if TYPE_CHECKING:
     from opentelemetry.trace import Span, SpanContext, Tracer, TracerProvider
 
-__all__ = ["NO_SPAN", "WorkSpan", "end_with_block", "is_tracing", "start_span", "trace_work"]
-
 _MOST_LINKS = 100
 """The SDK drops links above 128."""
 

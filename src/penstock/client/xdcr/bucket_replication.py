@@ -31,8 +31,6 @@ from penstock.errors import STATUS_ERRORS, AccessDenied, Error, UnknownCollectio
 from penstock.wire.codec.statuses import Status
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["BucketReplication", "XdcrProgress"]
-
 logger = logging.getLogger("penstock.client")
 
 CHECKPOINT_SECONDS = 1.0

@@ -14,8 +14,6 @@ from penstock.client.feeds.stream_position import Position
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.persistence_gate import PersistenceGate
 
-__all__ = ["ChangeReader", "ChangeWindow"]
-
 
 @dataclass(slots=True)
 class ChangeWindow:

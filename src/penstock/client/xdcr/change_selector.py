@@ -15,8 +15,6 @@ from penstock.client.xdcr.collection_mapping import CollectionMapping
 from penstock.client.xdcr.xdcr_options import XdcrOptions
 from penstock.wire.columns.schema import Event
 
-__all__ = ["ChangeSelector"]
-
 
 class ChangeSelector:
     """Chooses the changes that are replicated.

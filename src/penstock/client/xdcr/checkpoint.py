@@ -16,8 +16,6 @@ from penstock.client.topology.persisted_seqnos import PersistedSeqno
 from penstock.store.history.failover_log import FailoverLog
 from penstock.store.history.rollback import MAX_SEQNO, StreamRequest, find_rollback_point
 
-__all__ = ["Checkpoint", "CheckpointTracker", "find_lost_ends", "forget_positions"]
-
 
 @dataclass(frozen=True, slots=True)
 class Checkpoint:

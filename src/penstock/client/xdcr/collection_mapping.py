@@ -10,8 +10,6 @@ from penstock.client.documents.row_columns import TargetCollection
 from penstock.client.feeds.collection_selection import KnownCollections
 from penstock.errors import NoSuchCollection, UsageError
 
-__all__ = ["CollectionMapping"]
-
 
 @dataclass(frozen=True, slots=True)
 class CollectionMapping:

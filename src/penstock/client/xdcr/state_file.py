@@ -18,8 +18,6 @@ from penstock.client.xdcr.checkpoint import Checkpoint
 from penstock.digits import read_u64
 from penstock.errors import Error, PositionsUnreadable, UsageError
 
-__all__ = ["StateFile"]
-
 _SELECTION, _TARGET_ENDS = "xdcr_selection", "xdcr_target_ends"
 """The notes: the options that choose changes, and [vbucket, seqno, vbuuid] for each end."""
 

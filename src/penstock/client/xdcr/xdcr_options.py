@@ -11,8 +11,6 @@ from penstock.client.filters.filter_options import FilterOptions
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, FILE, one_of, option, shared_option, text_list
 
-__all__ = ["XdcrOptions"]
-
 
 @check_arguments
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,8 +14,6 @@ if TYPE_CHECKING:
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric import ec
 
-__all__ = ["LOOPBACK_NAMES", "IssuedCertificate", "make_certificates"]
-
 LOOPBACK_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names and addresses of the local machine, which every node's certificate has."""
 

@@ -11,8 +11,6 @@ from penstock.node.auth.roles import ANONYMOUS, User
 from penstock.node.auth.users import DEVELOPER, DEVELOPER_PASSWORD, Users, get_development_users
 from penstock.wire.values.scram import SCRAM
 
-__all__ = ["MECHANISMS", "ListenerAccess", "decide_access"]
-
 MECHANISMS = (*SCRAM, PLAIN)
 """All login mechanisms, the preferred one first."""
 

@@ -15,8 +15,6 @@ from penstock.node.auth.users import normalize_name
 from penstock.node.transport.address_shares import get_network
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LastLogin", "LoginAttempts"]
-
 FIRST_SECONDS, MAX_SECONDS = 0.05, 5.0
 FORGET_SECONDS = 600.0  # after the last failure
 MAX_QUEUED_SECONDS = 15.0

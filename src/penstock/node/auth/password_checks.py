@@ -17,8 +17,6 @@ from penstock.errors import TemporaryFailure
 from penstock.node.auth import LoginAttempts
 from penstock.node.transport.address_shares import get_network
 
-__all__ = ["MAX_WAITING", "MAX_WAITING_OF_ADDRESS", "PasswordChecker"]
-
 MAX_WAITING: Final = 16_384
 """Passwords that may wait to be checked, of all addresses together."""
 MAX_WAITING_OF_ADDRESS: Final = 4096

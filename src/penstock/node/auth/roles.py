@@ -11,19 +11,6 @@ from typing import NamedTuple, Self
 from penstock.errors import UsageError
 from penstock.names import is_bucket_name
 
-__all__ = [
-    "ALL_PRIVILEGES",
-    "ANONYMOUS",
-    "DOCUMENT_PRIVILEGES",
-    "ROLE_NAMES",
-    "Privilege",
-    "Role",
-    "RoleName",
-    "RoleTarget",
-    "User",
-    "parse_role",
-]
-
 
 class Privilege(Enum):
     """A permission that a command needs.

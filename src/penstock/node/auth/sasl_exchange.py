@@ -25,8 +25,6 @@ from penstock.wire.values.scram import ScramKeys, ScramServer
 if TYPE_CHECKING:
     from penstock.node.auth.listener_access import ListenerAccess
 
-__all__ = ["MAX_STEP_BYTES", "TRANSITIONS", "AuthState", "Login", "LoginStep"]
-
 CRAM_MD5 = "CRAM-MD5"
 
 MAX_STEP_BYTES = 1024

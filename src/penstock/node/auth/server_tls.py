@@ -10,8 +10,6 @@ from typing import Any
 
 from penstock.errors import UsageError
 
-__all__ = ["ServerTls", "list_user_names", "make_server_context"]
-
 
 class ServerTls:
     """The TLS of a node's ports, made of files that may change.

@@ -15,8 +15,6 @@ from penstock.node.auth.verifier import ITERATIONS, MIN_ITERATIONS, Verifier, de
 from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import SCRAM
 
-__all__ = ["MAX_NAME", "MAX_PASSWORD", "Account", "Users", "get_development_users", "make_account", "normalize_name"]
-
 MAX_NAME, MAX_PASSWORD = 128, 512
 """Bytes of a user's name and of a password. PLAIN sends both in one step, which has a limit."""
 

@@ -28,15 +28,6 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.text_files import decode_text
 from penstock.wire.values.scram import SCRAM
 
-__all__ = [
-    "SECRET_BYTES",
-    "UsersFile",
-    "accounts_from_dict",
-    "accounts_to_dict",
-    "change_users",
-    "read_users",
-]
-
 logger = logging.getLogger("penstock.node")
 
 FORMAT = 1

@@ -16,8 +16,6 @@ from penstock.errors import UsageError
 from penstock.wire.values.saslprep import prepare_text
 from penstock.wire.values.scram import MAX_ITERATIONS, SCRAM, ScramKeys
 
-__all__ = ["ITERATIONS", "MIN_ITERATIONS", "Verifier", "derive_verifiers"]
-
 ITERATIONS = 15_000
 """The default of Couchbase 7.6. A client computes them once a login (6 ms with SHA-512); the node only if the client
 sends the password itself (PLAIN, HTTP)."""

@@ -14,8 +14,6 @@ from penstock.node.buckets.bucket_storage import BucketStorage, close_bucket, fi
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.cluster.own_map import NodePlace
 
-__all__ = ["MAX_BUCKETS", "BucketList", "check_bucket_names"]
-
 logger = logging.getLogger("penstock.node")
 
 MAX_BUCKETS = 100

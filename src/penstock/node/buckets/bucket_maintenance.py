@@ -13,8 +13,6 @@ from penstock.errors import TemporaryFailure
 from penstock.node.timing.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 
-__all__ = ["BucketMaintenance", "RolloutCallback"]
-
 _CHECK_SECONDS = 5.0
 _ROLLOUT_SECONDS = 0.002  # of one turn; 1,000 events of a vbucket take 5 ms, a seal 10 ms
 _REFUSED_SECONDS = 1.0  # until the next try while the log accepts no changes

@@ -12,8 +12,6 @@ from penstock.names import check_new_bucket
 from penstock.store.definition.bucket_settings import MAX_TTL, BucketSettings
 from penstock.store.definition.manifest import DEFAULT_MANIFEST, DEFAULT_NAME, Manifest
 
-__all__ = ["EVICTION_POLICIES", "KINDS", "MAX_REPLICAS", "BucketSpec"]
-
 KINDS = ("couchbase", "ephemeral", "memcached")
 MAX_REPLICAS = 3
 _BACKENDS = ("couchstore", "magma")

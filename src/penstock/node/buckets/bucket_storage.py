@@ -25,15 +25,6 @@ from penstock.node.transport.machine import Machine
 from penstock.store.bucket_store import BucketStore
 from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = [
-    "BucketStorage",
-    "close_bucket",
-    "count_file_bytes",
-    "find_buckets",
-    "open_bucket",
-    "remove_bucket",
-]
-
 logger = logging.getLogger("penstock.node")
 
 _Result = TypeVar("_Result")

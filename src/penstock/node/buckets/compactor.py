@@ -15,8 +15,6 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.rewrite import PurgeRequest
 
-__all__ = ["Compactor"]
-
 logger = logging.getLogger("penstock.node")
 
 _PAUSE_SECONDS = 0.5

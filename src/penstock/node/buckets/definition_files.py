@@ -21,8 +21,6 @@ from penstock.store.definition.manifest_json import manifest_from_dict
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.recovery import bucket_directory
 
-__all__ = ["BucketDefinition", "find_bucket_specs", "remove_bucket_files"]
-
 logger = logging.getLogger("penstock.node")
 
 # Of the directories of deleted buckets; no bucket's name can contain this character.

@@ -6,8 +6,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-__all__ = ["EndpointLoad", "EndpointReport", "StreamReport", "StreamRole", "StreamTotals"]
-
 
 class StreamRole(StrEnum):
     """The side of a change-stream connection on which the node is."""

@@ -23,8 +23,6 @@ from penstock.node.buckets.persistence_waits import PersistenceWaits
 from penstock.node.timing.histogram import Histogram
 from penstock.store.bucket_store import BucketStore
 
-__all__ = ["Flusher"]
-
 logger = logging.getLogger("penstock.node")
 
 _RETRY_SECONDS = 1.0

@@ -14,8 +14,6 @@ from penstock.store.bucket_store import BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["PersistenceWaits"]
-
 
 @dataclass(eq=False, slots=True)
 class _Waiter:

@@ -8,8 +8,6 @@ from penstock.errors import CannotApplyManifest
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.documents.vbucket import Vbucket
 
-__all__ = ["adopt_manifest"]
-
 logger = logging.getLogger("penstock.node")
 
 

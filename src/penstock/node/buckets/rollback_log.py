@@ -7,8 +7,6 @@ from typing import Final, NamedTuple
 
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = ["MAX_ROLLBACKS", "DemandedRollback", "RollbackLog"]
-
 MAX_ROLLBACKS: Final = 50
 """Rollbacks that are kept, the newest ones. A failover makes many at once, which look alike."""
 

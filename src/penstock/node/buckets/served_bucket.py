@@ -36,9 +36,6 @@ from penstock.store.history.vbucket_changes import REFUSED
 from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import Dialect, VbucketState
 
-__all__ = ["BucketEndpoint", "BucketMirror", "CommandCounters", "SentCounts", "ServedBucket"]
-
-
 _MAP_FIELD = "cluster_map"
 """Member of the bucket's record: the map that an orchestrator has pushed."""
 

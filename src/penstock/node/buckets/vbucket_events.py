@@ -7,8 +7,6 @@ from typing import Protocol
 
 from penstock.store.documents.vbucket import Vbucket
 
-__all__ = ["VbucketEvent", "VbucketListener", "WaitingStream"]
-
 
 class VbucketEvent(Enum):
     """What happened to a whole vbucket. Listeners are notified after the event."""

@@ -14,8 +14,6 @@ from penstock.node.auth import DOCUMENT_PRIVILEGES, User
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.definition.manifest import Manifest, Scope
 
-__all__ = ["ManifestView", "filter_manifest"]
-
 
 def filter_manifest(manifest: Manifest, user: User | None, bucket: str) -> Manifest:
     """Return the manifest as a user sees it: the same uid, without collections in which the user has no privilege.

@@ -11,8 +11,6 @@ from penstock.errors import KeyExists
 from penstock.node.cluster.own_map import EPOCH, dump_json, next_revision
 from penstock.node.cluster.pushed_map import PushedMap
 
-__all__ = ["LiveMap", "Unwatch"]
-
 _NOTIFIED_AT_ONCE = 64  # takes a millisecond: each watcher sends a message to a client
 
 Unwatch = Callable[[], None]

@@ -20,21 +20,6 @@ from penstock.names import quote_part
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = [
-    "ANY_HOST",
-    "CAPABILITIES",
-    "EPOCH",
-    "PLAIN_CACHE_CAPABILITIES",
-    "AlternateAddress",
-    "NodePlace",
-    "build_bucket_map",
-    "build_node_map",
-    "dump_json",
-    "insert_host",
-    "next_revision",
-    "read_places",
-]
-
 ANY_HOST = "$HOST"
 """In `nodes` and `serverList` of a cluster map: stands for the host that the client has connected to."""
 

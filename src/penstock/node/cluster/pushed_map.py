@@ -12,8 +12,6 @@ from penstock.errors import InvalidArguments, RemoteProtocolError
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["OwnedVbuckets", "PushedMap"]
-
 _ANY_ENDPOINT = ("$HOST", 0)
 _VERSION_FIELDS = ("rev", "revEpoch")
 

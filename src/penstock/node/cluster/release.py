@@ -2,8 +2,6 @@
 
 from importlib.metadata import version
 
-__all__ = ["RELEASE", "VERSION"]
-
 # Clients compare the reply to VERSION with the releases that they know, and use the features of that release.
 PROTOCOL_LEVEL = "7.6.0"
 

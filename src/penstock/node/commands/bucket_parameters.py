@@ -20,8 +20,6 @@ from penstock.store.history.hybrid_clock import LAST_SEEN
 from penstock.wire.codec.constants import ParamType
 from penstock.wire.messages.observe import SetParam
 
-__all__ = ["IGNORED_PREFIXES", "PARAMETERS", "Parameter", "set_parameter"]
-
 logger = logging.getLogger("penstock.node")
 
 _FLUSH = frozenset((ParamType.FLUSH, ParamType.CONFIG))

@@ -16,8 +16,6 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.layout import Request
 from penstock.wire.messages.collections import GetCollectionId, GetManifest, GetScopeId, SetManifest
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 _ID = Struct(">QI")

@@ -52,8 +52,6 @@ from penstock.wire.messages.kv import (
 )
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 LIVING_STATES = frozenset(VbucketState) - {VbucketState.DEAD}

@@ -34,8 +34,6 @@ from penstock.wire.messages.observe import (
     unpack_keys,
 )
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 COMMANDS.serve(needs=MANAGE_BUCKETS)(set_parameter)

@@ -19,8 +19,6 @@ from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import Durability
 
-__all__ = ["serve_durable_write"]
-
 _MAX_REPLICAS = 2
 """Replicas of a bucket that can have durable writes, in kv_engine."""
 

@@ -24,7 +24,8 @@ from penstock.node.session.replies import encode_reply, encode_reply_in_parts
 from penstock.node.session.session import Handler, Session
 from penstock.store.documents.derived_values import extend_value
 from penstock.store.documents.document_locks import limit_lock_seconds
-from penstock.store.documents.vbucket import Item, Stored, Vbucket
+from penstock.store.documents.item import Item, Stored
+from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import HEADER, HEADER_BYTES, Buffer, Frame
@@ -48,8 +49,6 @@ from penstock.wire.messages.kv import (
 from penstock.wire.values.json_value import detect_json
 from penstock.wire.values.large_bytes import touch_pages
 from penstock.wire.values.snappy import MAX_INFLATED, read_inflated_length
-
-__all__ = ["COMMANDS", "check_value_size", "find_active_vbucket", "make_document_reply", "reply_to_change"]
 
 COMMANDS = CommandTable()
 

@@ -15,8 +15,6 @@ from penstock.wire.codec.constants import VbucketState
 from penstock.wire.messages.kv import GetKeys, GetRandomKey, GetReplica, pack_key_list
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, pack_collection_id
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 DEFAULT_COUNT: Final = 1000

@@ -33,8 +33,6 @@ from penstock.wire.values.json_value import detect_json
 from penstock.wire.values.large_bytes import to_bytes
 from penstock.wire.values.snappy import get_inflated_limit, inflate, read_inflated_length
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 _JSON, _SNAPPY, _XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)

@@ -14,8 +14,6 @@ from penstock.node.session.session import Session
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.sasl import SaslAuth, SaslListMechs, SaslStep
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 logger = logging.getLogger("penstock.node")

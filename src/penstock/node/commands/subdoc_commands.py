@@ -19,7 +19,8 @@ from penstock.node.session.large_values import LARGE_VALUE_BYTES, run_in_worker
 from penstock.node.session.replies import encode_reply, encode_reply_in_parts
 from penstock.node.session.session import Session
 from penstock.store.documents.document_locks import LOCKED_CAS
-from penstock.store.documents.vbucket import Item, Stored, Vbucket
+from penstock.store.documents.item import Item, Stored
+from penstock.store.documents.vbucket import Vbucket
 from penstock.store.subdoc.attributes import CommandContext, EditedDocument
 from penstock.store.subdoc.command import ChangedDocument, change_document, run_lookups, select_document
 from penstock.store.subdoc.rules import check_changes, check_lookups
@@ -50,8 +51,6 @@ from penstock.wire.messages.subdoc import (
 )
 from penstock.wire.values.large_bytes import to_bytes
 from penstock.wire.values.snappy import MAX_INFLATED, inflate, read_inflated_length
-
-__all__ = ["COMMANDS"]
 
 COMMANDS = CommandTable()
 

@@ -17,8 +17,6 @@ from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import DelVbucket, Flush, GetVbucket, OldestSetVbucket, OldSetVbucket, SetVbucket
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 
 _STATE = Struct(">I")

@@ -33,8 +33,6 @@ from penstock.wire.messages.dcp import (
 )
 from penstock.wire.messages.kv import pack_failover_log
 
-__all__ = ["COMMANDS", "COMMANDS_BEFORE_OPEN", "check_stream_flags", "refuse_request", "require_ordered_replies"]
-
 
 def _require_raw_datatype(handler: Handler) -> Handler:
     """Return a handler that refuses any datatype but raw, as kv_engine does for all DCP requests but OPEN with JSON."""

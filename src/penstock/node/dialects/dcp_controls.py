@@ -19,8 +19,6 @@ from penstock.node.dialects.dcp_producer import DcpProducer
 from penstock.node.streams.pushed_filter import PushedFilter
 from penstock.wire.codec.flags import Datatype, OpenFlag
 
-__all__ = ["apply_control"]
-
 Setter = Callable[[DcpProducer, str], None]
 
 MAX_WINDOW = 2**32 - 1

@@ -31,8 +31,6 @@ from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.columns.revalue import ValueOptions
 from penstock.wire.messages.dcp import DcpNoop, Deletion, DeletionV2, Expiration, Mutation, PrototypeMutation, StreamReq
 
-__all__ = ["DcpProducer"]
-
 _ACTIVE = frozenset((VbucketState.ACTIVE,))
 _STREAMED = _ACTIVE | {VbucketState.REPLICA}
 """States of a vbucket that may have streams. Source: kv_engine, DcpProducer::checkConditionsForStreamRequest."""

@@ -24,8 +24,6 @@ from penstock.wire.messages.kv import pack_failover_log
 from penstock.wire.messages.upr import UprGetFailoverLog, UprStreamReq
 from penstock.wire.messages.upr_draft import DraftStreamReq
 
-__all__ = ["COMMANDS", "get_producer", "has_branch", "make_stream_request", "refuse_request"]
-
 COMMANDS = CommandTable()
 
 

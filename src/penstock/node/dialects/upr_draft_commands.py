@@ -26,8 +26,6 @@ from penstock.wire.messages.upr_draft import (
     DraftStreamReq,
 )
 
-__all__ = ["COMMANDS", "is_draft_request", "refuse_request"]
-
 logger = logging.getLogger("penstock.node")
 
 _SET_EXTRAS = frozenset(layout.extras.size for layout in Set.layouts.values())

@@ -35,8 +35,6 @@ from penstock.node.http.pages.forms import FormErrors
 from penstock.node.http.pages.http_authentication import MISSING, make_json_response, make_route
 from penstock.node.http.pages.http_state import HttpState
 
-__all__ = ["PAGES", "make_app"]
-
 PAGES = (
     *cluster_pages.PAGES,
     *address_pages.PAGES,

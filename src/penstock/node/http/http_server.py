@@ -20,8 +20,6 @@ from penstock.node.transport.log_limit import LogLimit
 from penstock.node.transport.port_set import PortSet
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 
-__all__ = ["MAX_CONNECTIONS", "REQUEST_SECONDS", "HttpServer"]
-
 MAX_CONNECTIONS: Final = 512
 REQUEST_SECONDS: Final = 20.0
 _READ_BYTES = 16 * 1024
@@ -34,7 +32,8 @@ class HttpOwner(ManagedNode, Protocol):
     """The node, as its HTTP server uses it."""
 
     @property
-    def handshakes(self) -> TlsHandshakes: ...
+    def handshakes(self) -> TlsHandshakes:
+        """The TLS handshakes that run, which all ports of the node limit together."""
 
 
 class HttpServer:

@@ -23,7 +23,8 @@ from penstock.client.connect.address import Address, MissingVbuckets
 from penstock.client.connect.retry import LONGEST_DELAY, Retry, is_bucket_missing
 from penstock.client.feeds.collection_selection import PLAIN_CONTENT, CollectionSelection, StreamContent
 from penstock.client.feeds.consumer_feed import ConsumerFeed
-from penstock.client.feeds.feed import Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.client.tap.tap_feed import TapFeed
@@ -33,8 +34,6 @@ from penstock.node.mirror.delivery_writer import DeliveryWriter
 from penstock.node.mirror.vbucket_copies import VbucketCopies, make_position
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
-
-__all__ = ["Bridge", "Upstream", "find_upstream"]
 
 logger = logging.getLogger("penstock.node")
 

@@ -14,8 +14,6 @@ from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.mirror.vbucket_copies import VbucketCopies
 from penstock.wire.columns.run_decoder import list_changes
 
-__all__ = ["DeliveryWriter"]
-
 logger = logging.getLogger("penstock.node")
 
 _REFUSALS = (TemporaryFailure, OutOfMemory)

@@ -21,8 +21,6 @@ from penstock.wire.messages.system_event import (
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, pack_collection_id
 from penstock.wire.values.json_value import detect_json
 
-__all__ = ["ReceivedChange", "convert_change"]
-
 _DOCUMENTS = {event.value: event for event in (Event.MUTATION, Event.DELETION, Event.EXPIRATION)}
 _EVENTS: dict[str, SystemEventKind] = {
     Event.BEGIN_COLLECTION: SystemEventKind.COLLECTION_BEGIN,

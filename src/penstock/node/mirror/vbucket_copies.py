@@ -19,8 +19,6 @@ from penstock.store.history.rollback import find_common_seqno
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
 from penstock.wire.columns.schema import Change, Event
 
-__all__ = ["VbucketCopies", "make_position"]
-
 logger = logging.getLogger("penstock.node")
 
 _MIRRORED = frozenset((VbucketState.REPLICA, VbucketState.PENDING))

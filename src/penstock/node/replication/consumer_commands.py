@@ -54,8 +54,6 @@ from penstock.wire.messages.dcp_values import LEAST_CACHED_BYTES, unpack_cached_
 from penstock.wire.messages.system_event import unpack_system_event
 from penstock.wire.protocol.stream_state import StreamEvent
 
-__all__ = ["COMMANDS", "MESSAGES", "refuse_request"]
-
 _RETRY_SECONDS = 0.25
 _PREPARE_BYTES = 2
 """Bytes that flow control counts for a prepare beside its bytes on the wire. Source: kv_engine, MB-46634."""

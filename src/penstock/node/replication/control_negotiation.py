@@ -7,8 +7,6 @@ from typing import Final
 
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["BUFFER_BYTES", "NOOP_SECONDS", "ControlNegotiation"]
-
 logger = logging.getLogger("penstock.node")
 
 BUFFER_BYTES: Final = 10 * 1024 * 1024

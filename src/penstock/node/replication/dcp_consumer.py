@@ -36,8 +36,6 @@ from penstock.wire.messages.dcp import AddStream, AddStreamReply, BufferAck, Clo
 from penstock.wire.messages.kv import unpack_failover_log
 from penstock.wire.protocol.stream_state import StreamState
 
-__all__ = ["DcpConsumer"]
-
 logger = logging.getLogger("penstock.node")
 
 _ACK_BYTES: Final = BUFFER_BYTES // 5

@@ -17,8 +17,6 @@ from penstock.wire.codec.constants import MAX_KEY, Dialect, Feature
 from penstock.wire.codec.flags import Datatype, OpenFlag
 from penstock.wire.messages.dcp import Open
 
-__all__ = ["COMMANDS"]
-
 COMMANDS = CommandTable()
 """Commands of which each may be a connection's first change-stream request."""
 

@@ -26,8 +26,6 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import SeqnoAcknowledged, SnapshotMarker, SnapshotMarkerV2, StreamReq
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 
-__all__ = ["PassiveStream"]
-
 logger = logging.getLogger("penstock.node")
 
 _CACHE_WITHOUT_VALUES = b'{"cts":{"all_keys":true}}'

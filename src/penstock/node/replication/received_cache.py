@@ -12,8 +12,6 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.messages.dcp_values import CachedDocument
 from penstock.wire.values.collection_key import split_collection_key
 
-__all__ = ["check_cached_documents"]
-
 
 def check_cached_documents(vbucket: Vbucket, documents: Iterable[CachedDocument]) -> None:
     """Check that a vbucket has the documents that are in the memory of its producer. Nothing is stored.

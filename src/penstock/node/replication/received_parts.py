@@ -19,8 +19,6 @@ from penstock.wire.values.collection_key import (
 )
 from penstock.wire.values.snappy import read_inflated_length
 
-__all__ = ["check_value", "read_key", "read_seqno", "remove_nmeta"]
-
 _OWN_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)
 _SNAPPY, _XATTR = int(Datatype.SNAPPY), int(Datatype.XATTR)
 

@@ -24,8 +24,6 @@ from penstock.wire.columns.heads import Heads, Run, gather_heads
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, PREPARED_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = ["FEW_MESSAGES", "store_run"]
-
 _SHAPES = SHAPES[Dialect.DCP]
 _XATTR = int(Datatype.XATTR)
 _CHECKED = int(Datatype.XATTR | Datatype.SNAPPY)

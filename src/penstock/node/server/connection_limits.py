@@ -6,17 +6,6 @@ from typing import Final, NamedTuple
 
 from penstock.wire.codec.constants import MAX_FRAME
 
-__all__ = [
-    "BEFORE_LOGIN",
-    "LOGGED_IN",
-    "MAX_FRAME_BEFORE_LOGIN",
-    "MAX_REQUESTS_BEHIND_LOGIN",
-    "MAX_UNREAD_BEFORE_LOGIN",
-    "TURN_BYTES",
-    "WRITE_BUFFER_BYTES",
-    "ConnectionLimits",
-]
-
 WRITE_BUFFER_BYTES: Final = 2 * 1024 * 1024
 """Size of the transport's write buffer at which the connection is paused. It continues at a quarter."""
 

@@ -49,19 +49,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.frame_info import unpack_request_infos
 from penstock.wire.protocol.frame_receiver import MalformedFrame
 
-__all__ = [
-    "DIALECTS",
-    "OPCODES_BEFORE_LOGIN",
-    "RETRIED_LOCK_OPCODES",
-    "VIEWED_OPCODES",
-    "answer_malformed",
-    "choose_handlers",
-    "handle_response",
-    "list_commands",
-    "serve_frame",
-    "serve_unusual",
-]
-
 _REQUEST = int(Magic.REQUEST)
 _EMPTY = {ABSENT: (True,), PRESENT: (False,), MAYBE: (True, False)}
 

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gc
 
-__all__ = ["spare_present_objects"]
-
 
 def spare_present_objects() -> None:
     """Exempt all objects that exist now from garbage collection.

@@ -12,8 +12,6 @@ from penstock.node.transport.port_set import PortSet
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 from penstock.wire.protocol.frame_receiver import Slab
 
-__all__ = ["KvServer"]
-
 _LAST_REPLY_SECONDS = 1.0  # for peers to take the last replies
 
 

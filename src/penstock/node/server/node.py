@@ -38,8 +38,6 @@ from penstock.node.transport.machine import Machine
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = ["Node"]
-
 logger = logging.getLogger("penstock.node")
 
 T = TypeVar("T")

@@ -25,8 +25,6 @@ from penstock.wire.codec.frame import Buffer, name_opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.frame_receiver import FrameReceiver, Slab
 
-__all__ = ["ConnectionServer", "NodeConnection"]
-
 logger = logging.getLogger("penstock.node")
 
 _CLOSE_SECONDS = 5.0  # for the peer to read the last replies

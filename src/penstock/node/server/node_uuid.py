@@ -9,8 +9,6 @@ from penstock.names import NODE_FILE
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
 
-__all__ = ["keep_node_uuid"]
-
 _UUID = re.compile(r"[0-9a-f]{32}")
 
 

@@ -9,8 +9,6 @@ from typing import Final
 
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["OutputBuffer"]
-
 _SLICE: Final = 512 * 1024
 """Bytes that the transport gets before other connections have their turn. Encrypting them takes half a millisecond."""
 

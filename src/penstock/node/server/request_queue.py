@@ -28,8 +28,6 @@ from penstock.wire.codec.opcodes import Magic
 from penstock.wire.columns.heads import Run
 from penstock.wire.protocol.frame_receiver import BrokenInput, MalformedFrame, ReceiveEvent, cut_run, split_run
 
-__all__ = ["QueueConnection", "RequestQueue", "own_runs"]
-
 logger = logging.getLogger("penstock.node")
 
 # Costs in bytes of replies: a turn serves at most 2048 requests, and reads the clock at most every 16 requests.

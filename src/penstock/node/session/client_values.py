@@ -11,15 +11,6 @@ from penstock.wire.values.json_value import detect_json
 from penstock.wire.values.large_bytes import to_bytes
 from penstock.wire.values.snappy import get_inflated_limit, inflate
 
-__all__ = [
-    "check_stored_value",
-    "detect_client_datatype",
-    "detect_document_datatype",
-    "read_plain_value",
-    "to_client_value",
-    "to_client_value_with_xattrs",
-]
-
 # Plain numbers, since some of these run for every GET: an operator of an IntFlag takes a microsecond.
 _JSON = int(Datatype.JSON)
 _SNAPPY = int(Datatype.SNAPPY)

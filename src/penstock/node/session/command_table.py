@@ -29,24 +29,6 @@ from penstock.wire.codec.frame import Frame
 from penstock.wire.codec.layout import DIALECT_OF, Code, Layout, Message, find_layout, list_forms
 from penstock.wire.codec.opcodes import Magic
 
-__all__ = [
-    "LOGIN",
-    "MANAGE_BUCKETS",
-    "MANAGE_COLLECTIONS",
-    "META_WRITE",
-    "NO_LOGIN",
-    "READ",
-    "REPLICATE",
-    "SETTINGS",
-    "SIMPLE_STATS",
-    "STREAM",
-    "WRITE",
-    "Command",
-    "CommandTable",
-    "Needs",
-    "Trait",
-]
-
 Needs = frozenset[Privilege] | None
 """The privileges that a command needs, all of them. None: not even a login."""
 

@@ -20,8 +20,6 @@ from penstock.node.transport.address_shares import AddressShares
 from penstock.node.transport.log_limit import LogLimit
 from penstock.node.transport.pending_connections import PendingConnections
 
-__all__ = ["MAX_UNAUTHENTICATED", "ConnectionRegistry", "RegisteredConnection"]
-
 logger = logging.getLogger("penstock.node")
 
 MAX_UNAUTHENTICATED: Final = 8192

@@ -13,8 +13,6 @@ from penstock.wire.codec.constants import Feature as F
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.values.peer_json import read_peer_json
 
-__all__ = ["SUPPORTED_FEATURES", "ClientAgent", "get_datatypes", "negotiate_features", "parse_agent"]
-
 _MAX_AGENT = 250  # characters of each part that are kept
 
 SUPPORTED_FEATURES: Final = frozenset(

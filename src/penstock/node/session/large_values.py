@@ -18,8 +18,6 @@ from penstock.node.session.session import Session
 from penstock.wire.codec.native import extension
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LARGE_VALUE_BYTES", "reply_in_worker", "run_in_worker"]
-
 LARGE_VALUE_BYTES: Final = 16 * 1024 if extension is None else 256 * 1024
 """Bytes of a value above which a thread works on it. 16 changes of 256 KiB take the event loop at most 5 ms."""
 

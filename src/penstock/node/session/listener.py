@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.node.auth import ListenerAccess, ServerTls
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["Listener"]
-
 
 @dataclass(frozen=True, slots=True)
 class Listener:

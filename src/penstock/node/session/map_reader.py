@@ -9,8 +9,6 @@ from penstock.node.cluster.live_map import LiveMap, Unwatch
 from penstock.wire.codec.constants import Feature
 from penstock.wire.messages.cluster import ClustermapChanged
 
-__all__ = ["MapReader", "to_signed"]
-
 _FULL, _BRIEF = Feature.CLUSTERMAP_CHANGE_NOTIFICATION, Feature.CLUSTERMAP_CHANGE_NOTIFICATION_BRIEF
 
 

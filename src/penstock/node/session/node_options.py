@@ -17,8 +17,6 @@ if TYPE_CHECKING:  # the command line imports this module for its options: impor
     from penstock.node.transport.machine import Machine
     from penstock.store.definition.bucket_settings import BucketSettings
 
-__all__ = ["DEFAULT_PORT", "HTTPS_PORT", "HTTP_PORT", "PINS", "NodeOptions"]
-
 DEFAULT_PORT = 11210
 HTTP_PORT, HTTPS_PORT = 8091, 18091
 

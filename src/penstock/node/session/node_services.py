@@ -17,8 +17,6 @@ from penstock.node.session.tap_settings import TapSettings
 from penstock.node.session.value_workers import ValueWorkers
 from penstock.node.transport.machine import Machine
 
-__all__ = ["NodeServices"]
-
 
 class NodeServices(Protocol):
     """A running node, as its sessions and HTTP pages see it."""

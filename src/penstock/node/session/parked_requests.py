@@ -8,8 +8,6 @@ from typing import Final
 from penstock.errors import RemoteProtocolError, StatusError
 from penstock.node.answers import EXCLUSIVE_BYTES, Answer, CancelWait, FinishedWork, Parked, WaitForParked
 
-__all__ = ["MAX_PARKED", "MAX_PARKED_BYTES", "ParkedRequests"]
-
 MAX_PARKED: Final = 256
 """Parked requests of a connection that accepts unordered replies. Any other connection has at most one."""
 

@@ -17,16 +17,6 @@ from penstock.wire.codec.opcodes import DCP_OPCODES, Magic
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import to_bytes
 
-__all__ = [
-    "encode_refusal",
-    "encode_reply",
-    "encode_reply_in_parts",
-    "get_classic_status",
-    "get_opcode",
-    "replace_token_seqno",
-]
-
-
 _SEQNO = Struct(">Q")
 _RESPONSE = int(Magic.RESPONSE)
 _JSON = int(Datatype.JSON)

@@ -17,8 +17,6 @@ from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import MAX_KEY
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, DEFAULT_PREFIX, split_collection_key
 
-__all__ = ["MAX_COLLECTION_KEY", "KeyReader", "make_key_reader", "make_unknown_collection_error"]
-
 KeyReader = Callable[[bytes], bytes]
 """Returns the store's key of a request's key. Raises StatusError for an invalid key."""
 

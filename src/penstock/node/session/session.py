@@ -26,8 +26,6 @@ from penstock.wire.columns.heads import Run
 from penstock.wire.messages.frame_info import RequestInfos
 from penstock.wire.values.collection_key import DEFAULT_PREFIX, split_collection_key
 
-__all__ = ["DEFAULT_BUCKET", "NO_INFOS", "Handler", "Handlers", "Output", "Session", "SessionEndpoint", "Shape"]
-
 NO_INFOS = RequestInfos()
 """The frame infos of a request without framing extras."""
 

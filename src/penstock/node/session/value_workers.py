@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from penstock.errors import TemporaryFailure
 
-__all__ = ["ValueWorkers"]
-
 _THREADS: Final = 2
 _MAX_PENDING: Final = 4096
 """Values of all connections that wait for a thread. Each connection has one, or several with unordered replies."""

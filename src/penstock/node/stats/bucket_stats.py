@@ -19,8 +19,6 @@ from penstock.store.bucket_store import BucketStats, BucketStore
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["GROUPS", "get_warmup_state", "read_bucket_stats", "read_memory_stats", "read_node_stats", "read_own_stats"]
-
 _EVENT_NAMES = {
     VbucketEvent.STATE_CHANGED: "ep_vb_state_changes",
     VbucketEvent.DELETED: "ep_vb_deletions",

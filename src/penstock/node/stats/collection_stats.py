@@ -24,8 +24,6 @@ from penstock.store.definition.manifest import Collection, Manifest, Scope
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["GROUPS", "count_items"]
-
 _HIDDEN = (VbucketState.DEAD, None)
 
 

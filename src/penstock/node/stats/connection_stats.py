@@ -14,8 +14,6 @@ from penstock.node.session.connection_registry import RegisteredConnection
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats
 from penstock.wire.codec.constants import Feature
 
-__all__ = ["GROUPS"]
-
 _LONGEST_NUMBER = 20
 _SELF = "self"
 

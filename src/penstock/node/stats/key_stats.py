@@ -13,8 +13,6 @@ from penstock.wire.codec.flags import Datatype
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, pack_collection_id
 from penstock.wire.values.large_bytes import touch_pages
 
-__all__ = ["GROUPS", "find_collection"]
-
 _MOST_DIGITS = 10  # 0x and a u32
 _DATATYPES = ((Datatype.SNAPPY, "snappy"), (Datatype.JSON, "json"), (Datatype.XATTR, "xattr"))
 

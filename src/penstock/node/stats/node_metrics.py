@@ -24,16 +24,6 @@ from penstock.node.timing.histogram import Histogram
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 
-__all__ = [
-    "BUCKET_METRICS",
-    "HISTOGRAMS",
-    "MIRROR_METRICS",
-    "NODE_METRICS",
-    "HistogramMetric",
-    "NodeMetrics",
-    "StatMetric",
-]
-
 _POWERS = range(4, 29, 2)
 """Bounds of histograms, as exponents of two of microseconds: to 268 s, each four times the one before."""
 

@@ -17,8 +17,6 @@ from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Sta
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["GROUPS", "read_totals"]
-
 FAMILIES: dict[str, tuple[Dialect, ...]] = {
     "dcp": (Dialect.DCP,),
     "upr": (Dialect.UPR, Dialect.UPR_DRAFT),

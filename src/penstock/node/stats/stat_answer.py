@@ -19,8 +19,6 @@ from penstock.node.stats.stat_groups import read_stats
 from penstock.node.timing.histogram import Histogram
 from penstock.wire.messages.kv import Stat
 
-__all__ = ["answer_stat"]
-
 _SLICE_SECONDS = 0.004
 _LINES_AT_ONCE = 64  # between two readings of the clock
 

@@ -13,18 +13,6 @@ from penstock.node.session.node_services import NodeServices
 from penstock.node.session.session import Session
 from penstock.store.documents.vbucket import Vbucket
 
-__all__ = [
-    "Argument",
-    "StatGroup",
-    "StatRequest",
-    "Stats",
-    "format_value",
-    "make_bucket_group",
-    "make_missing_group",
-    "make_vbucket_group",
-    "parse_vbucket",
-]
-
 Stats = Iterator[tuple[str, object]]
 """(name, value) of each statistic."""
 

@@ -35,8 +35,6 @@ from penstock.wire.codec.constants import MAX_VALUE, VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.messages.kv import Stat
 
-__all__ = ["GROUPS", "MISSING", "read_durability", "read_seqnos", "read_stats", "read_vbucket_details"]
-
 _LONGEST_ECHO = 50
 _MOST_OPTIONS = 4096  # bytes
 

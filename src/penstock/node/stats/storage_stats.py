@@ -18,8 +18,6 @@ from penstock.node.stats.bucket_stats import get_warmup_state
 from penstock.node.stats.stat_group import Argument, StatGroup, StatRequest, Stats, make_bucket_group
 from penstock.node.timing.histogram import Histogram
 
-__all__ = ["GROUPS", "BackgroundTask", "list_histograms", "list_tasks"]
-
 _NEVER = 2**63 - 1  # nanoseconds; cbstats shows it as "inf"
 _NANOSECONDS = 1_000_000_000
 _MICROSECONDS = 1_000_000

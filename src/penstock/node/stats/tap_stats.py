@@ -15,8 +15,6 @@ from penstock.node.tap_state.tap_clients import TapPhase
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["add_totals", "read_checkpoints"]
-
 Stats = Iterator[tuple[str, object]]
 
 

@@ -20,8 +20,6 @@ from penstock.store.log.frame_fields import mask_mutations, read_by_seqnos
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation, make_head_struct
 from penstock.wire.messages.dcp_values import CACHED_HEAD_BYTES, CachedDocument, pack_cached_documents
 
-__all__ = ["CachedDocumentReader"]
-
 _BATCH_BYTES: Final = 1440
 _BATCH_DOCUMENTS: Final = 20
 """Limits of one message. A longer document is alone in its message. Source: kv_engine configuration.json."""

@@ -15,16 +15,6 @@ from penstock.node.session.session import Session
 from penstock.node.streams.stream_endpoint import StreamEndpoint
 from penstock.wire.codec.constants import Dialect
 
-__all__ = [
-    "CHUNK_BYTES",
-    "TURN_BYTES",
-    "WRITE_BYTES",
-    "AnswerDeadline",
-    "ChangeProducer",
-    "TurnScheduler",
-    "require_streamable_bucket",
-]
-
 CHUNK_BYTES = 1024 * 1024
 """Bytes that a stream sends before the next stream. Compared with 256 KiB, 1 KB values are a quarter faster."""
 

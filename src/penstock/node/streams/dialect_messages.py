@@ -26,8 +26,6 @@ from penstock.wire.messages.upr_draft import (
 )
 from penstock.wire.protocol.stream_state import StreamEvent
 
-__all__ = ["DIALECT_MESSAGES", "DialectMessages", "StreamNotices"]
-
 _MARKER = Struct(HEADER.format + SnapshotMarker.layouts[3].extras.format[1:])
 _MARKER_EXTRAS = _MARKER.size - HEADER_BYTES
 

@@ -12,8 +12,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD, Deletion, Mutation, list_head_fields
 from penstock.wire.messages.dcp_values import ExtendedMeta, pack_extended_meta
 
-__all__ = ["append_ext_metadata"]
-
 _BY_REVISION = 0
 SECTION = pack_extended_meta(ExtendedMeta(conflict_mode=_BY_REVISION))
 """The section of every document: this node resolves conflicts by rev_seqno."""

@@ -26,8 +26,6 @@ from penstock.wire.messages.dcp import CacheTransfer, CacheTransferEnd, OsoSnaps
 from penstock.wire.protocol.stream_state import StreamEvent, StreamState, advance_state
 from penstock.wire.protocol.takeover_state import TakeoverEvent
 
-__all__ = ["ProducerStream"]
-
 
 class StreamOwner(Protocol):
     """The producer of streams.

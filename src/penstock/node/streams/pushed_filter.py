@@ -23,8 +23,6 @@ from penstock.wire.columns.heads import Run, StreamContext
 from penstock.wire.columns.inflation import gather_plain_heads
 from penstock.wire.columns.run_decoder import decode_columns
 
-__all__ = ["PushedFilter"]
-
 Bools = npt.NDArray[np.bool_]
 
 _LARGEST_VALUE: Final = 32 * 1024

@@ -9,8 +9,6 @@ from penstock.store.history.rollback import StreamRequest, has_unsent_tombstones
 from penstock.wire.codec.frame import EXTRAS_LENGTH_AT, HEADER_BYTES
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["SnapshotCursor"]
-
 _SEARCHED_SEQNOS = 4096
 """Seqnos that are searched for the last one that a consumer sees: a few milliseconds."""
 

@@ -34,15 +34,6 @@ from penstock.wire.messages.dcp_values import pack_stream_id
 from penstock.wire.messages.system_event import pack_system_event
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, PREPARED_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = [
-    "EncodedChanges",
-    "StreamEncoder",
-    "WireOptions",
-    "join_pieces",
-    "read_chunk_collections",
-    "read_last_seqno",
-]
-
 _SEQNO_BYTES = 8
 _FEW = 8  # changes up to which plain Python is faster than numpy
 _SPECIAL_COLLECTIONS = (SYSTEM_COLLECTION, PREPARED_COLLECTION)

@@ -14,8 +14,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Frame
 from penstock.wire.columns.heads import Run
 
-__all__ = ["StreamEndpoint"]
-
 
 class StreamEndpoint(ABC):
     """The node's side of a change-stream connection, from its first change-stream request to its end.

@@ -26,16 +26,6 @@ from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = [
-    "CacheBudget",
-    "FilterRequest",
-    "StreamFilter",
-    "can_stream",
-    "make_default_filter",
-    "make_filter",
-    "read_filter_request",
-]
-
 _HEX = re.compile(r"[0-9a-fA-F]{1,8}")
 _RESERVED_COLLECTIONS, _RESERVED_SCOPES = range(2, 8), range(1, 8)  # in kv_engine; no collection has the id 1
 _HIGHEST_STREAM_ID: Final = 0xFFFF

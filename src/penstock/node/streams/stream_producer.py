@@ -31,8 +31,6 @@ from penstock.wire.columns.frame_form import FORMS
 from penstock.wire.columns.revalue import ValueOptions
 from penstock.wire.protocol.stream_state import StreamEvent
 
-__all__ = ["StreamProducer"]
-
 MAX_STREAMS = 65536
 """Streams of one connection: as many as a bucket can have vbuckets. In the draft, a vbucket may have many streams."""
 

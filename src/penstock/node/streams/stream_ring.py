@@ -19,8 +19,6 @@ from penstock.node.streams.stream_encoder import join_pieces
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.protocol.stream_state import StreamState
 
-__all__ = ["FlowControl", "StreamRing"]
-
 logger = logging.getLogger("penstock.node")
 
 # Costs in bytes sent: of visiting a stream, and of reading changes of which none is sent.

@@ -16,8 +16,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.protocol.takeover_state import TakeoverEvent, TakeoverState
 
-__all__ = ["ANSWERS", "StreamTakeover"]
-
 ANSWERS: dict[int, TakeoverEvent] = {
     Opcode.DCP_SNAPSHOT_MARKER: TakeoverEvent.MARKER_ANSWER,
     Opcode.DCP_SET_VBUCKET_STATE: TakeoverEvent.STATE_ANSWER,

@@ -6,8 +6,6 @@ from penstock.errors import OrderViolation
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.protocol.takeover_state import ANNOUNCEMENTS, TakeoverEvent, TakeoverState, advance_takeover
 
-__all__ = ["FEW_CHANGES", "MOST_MARKERS", "TakeoverSteps"]
-
 MOST_MARKERS = 8
 """Markers after which each further one waits for the answers to all. Otherwise writers could delay the end for ever."""
 

@@ -15,8 +15,6 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.vbucket_changes import REFUSED
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["VbucketHandover", "check_completeness"]
-
 
 def check_completeness(vbucket: Vbucket, *, sees_all: bool) -> None:
     """Check that the consumer of a takeover gets the whole vbucket.

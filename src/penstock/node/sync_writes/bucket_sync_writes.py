@@ -20,8 +20,6 @@ from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import VbucketState
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["DEFAULT_SECONDS", "BucketSyncWrites"]
-
 logger = logging.getLogger("penstock.node")
 
 DEFAULT_SECONDS: Final = 30.0

@@ -10,8 +10,6 @@ from penstock.node.tap.tap_stream import TapStream
 from penstock.node.tap_state.tap_clients import TapClient, TapPhase, TapPosition
 from penstock.wire.messages.tap import TapMessage
 
-__all__ = ["TapBacklog", "TapNotice", "TapNotices", "TapRefusals"]
-
 
 @dataclass(frozen=True, slots=True)
 class TapNotice:

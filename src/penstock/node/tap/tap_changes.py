@@ -19,8 +19,6 @@ from penstock.wire.columns.reframe import reframe
 from penstock.wire.columns.revalue import ValueOptions, revalue
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["Column", "drop_expired", "encode_changes", "find_mutations", "read_seqnos", "to_tap_changes"]
-
 _CONTENT = ValueOptions()
 
 Column = npt.NDArray[Any]

@@ -34,8 +34,6 @@ from penstock.wire.messages.tap import (
     unpack_tap_options,
 )
 
-__all__ = ["COMMANDS", "STREAMS", "refuse_request"]
-
 COMMANDS = CommandTable()
 """Commands of every connection, beside TAP streams."""
 

@@ -24,8 +24,6 @@ from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.frame import Buffer
 from penstock.wire.columns.frame_form import FrameForm
 
-__all__ = ["TapDelivery"]
-
 
 @dataclass(frozen=True, slots=True)
 class _SentChanges:

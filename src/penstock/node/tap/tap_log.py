@@ -15,8 +15,6 @@ import numpy.typing as npt
 
 from penstock.wire.codec.flags import TapFlag
 
-__all__ = ["SEQUENCES", "TapLog"]
-
 SEQUENCES = 2**32 - 1
 """Number of sequences: all 32-bit numbers but 0."""
 

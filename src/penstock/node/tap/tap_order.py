@@ -16,8 +16,6 @@ from penstock.node.tap_state.tap_clients import TapPhase
 from penstock.wire.codec.constants import TapOpaque
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["TapOrder"]
-
 
 class TapOrder:
     """Chooses and encodes the next messages of a connection."""

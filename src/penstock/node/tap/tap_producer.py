@@ -37,8 +37,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Noop
 from penstock.wire.messages.tap import TapOptions
 
-__all__ = ["TapProducer"]
-
 # Costs in bytes sent: of visiting a vbucket, and of checking whether a refused change was superseded.
 _STEP_COST_BYTES = 2 * 1024
 _REFUSED_COST_BYTES = 32 * 1024

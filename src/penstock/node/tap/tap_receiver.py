@@ -40,8 +40,6 @@ from penstock.wire.messages.tap import (
 )
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 
-__all__ = ["MESSAGES"]
-
 logger = logging.getLogger("penstock.node")
 
 _REVISION = Struct(">Q")

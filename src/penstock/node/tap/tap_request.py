@@ -16,8 +16,6 @@ from penstock.wire.codec.flags import TapConnectFlag
 from penstock.wire.columns.frame_form import FORMS, FrameForm
 from penstock.wire.messages.tap import TapOptions
 
-__all__ = ["TapRequest"]
-
 
 class TapRequest:
     """The options of one TAP_CONNECT.

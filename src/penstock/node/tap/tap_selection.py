@@ -15,8 +15,6 @@ from penstock.wire.codec.constants import Dialect, TapOpaque
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.messages.tap import TapFlush
 
-__all__ = ["TapSelection"]
-
 
 class TapSelection:
     """Opens, restarts and drops the streams of one TAP connection.

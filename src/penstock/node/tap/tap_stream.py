@@ -19,8 +19,6 @@ from penstock.wire.codec.frame import HEADER_BYTES
 from penstock.wire.columns.frame_form import FrameForm
 from penstock.wire.messages.tap import TapCheckpointEnd, TapCheckpointStart, TapMessage, TapOpaqueMessage
 
-__all__ = ["TapStream", "make_opaque_message"]
-
 _U32, _U64 = Struct(">I"), Struct(">Q")
 _BY_SEQNO = Struct(f">{HEADER_BYTES}xQ").unpack_from
 

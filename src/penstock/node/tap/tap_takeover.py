@@ -19,8 +19,6 @@ from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.messages.tap import TapVbucketSet
 from penstock.wire.protocol.takeover_state import TakeoverEvent, TakeoverState, advance_takeover
 
-__all__ = ["TapTakeover"]
-
 _STATE = Struct(">I")
 
 

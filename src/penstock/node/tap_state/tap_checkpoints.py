@@ -13,8 +13,6 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.rollback import StreamRequest, find_rollback_point
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["MAX_CLOSED", "HistoryPoint", "TapCheckpoints", "is_on_history"]
-
 FIRST_OPEN = 2
 """Id of the first open checkpoint of an active vbucket."""
 

@@ -12,8 +12,6 @@ from penstock.node.tap_state.tap_ttls import TapTtls
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["TapBucket", "TapClient", "TapPhase", "TapPosition"]
-
 
 class TapPhase(Enum):
     """The phase of one vbucket for one consumer."""

@@ -10,8 +10,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["MAX_TTL", "TapTtls"]
-
 MAX_TTL = 255
 """TTL of a change that was made on this node."""
 

@@ -9,8 +9,6 @@ from typing import Final
 from penstock.node.timing.histogram import Histogram
 from penstock.wire.codec.opcodes import Opcode
 
-__all__ = ["RECENT_SECONDS", "CommandKind", "CommandTimes"]
-
 RECENT_SECONDS: Final = 600.0
 """The time that the recent durations cover, at most `_STATE_SECONDS` more."""
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 
-__all__ = ["Histogram"]
-
 _MICROSECONDS = 1_000_000
 
 

@@ -14,8 +14,6 @@ from typing import Final, NamedTuple
 
 from penstock.node.timing.command_times import CommandTimes
 
-__all__ = ["RequestTimer", "TimedRead"]
-
 _BUSY_SECONDS = 0.001
 """A connection with more than one read in this time is busy. All reads of other connections are timed."""
 

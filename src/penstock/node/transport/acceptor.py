@@ -12,8 +12,6 @@ from typing import Final
 
 from penstock.node.transport.log_limit import LogLimit
 
-__all__ = ["Acceptor", "limit_connections", "raise_file_limit"]
-
 logger = logging.getLogger("penstock.node")
 
 _BACKLOG: Final = 4096  # with asyncio's 100, a crowd of clients waits a second for every 100

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ipaddress
 from collections import Counter
 
-__all__ = ["AddressShares", "get_network"]
-
 
 class AddressShares:
     """Counts the places that each address holds, and keeps room for new addresses.

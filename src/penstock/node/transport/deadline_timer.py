@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 
-__all__ = ["DeadlineTimer"]
-
 
 class DeadlineTimer:
     """Calls a function after a time limit, unless the limit is set again or cancelled before.

@@ -6,8 +6,6 @@ import logging
 from collections.abc import Callable
 from typing import Final
 
-__all__ = ["LogLimit"]
-
 _SECONDS: Final = 60.0
 
 

@@ -13,9 +13,6 @@ from typing import Protocol
 from penstock.node.transport.acceptor import Acceptor
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["Machine", "PortAcceptor"]
-
-
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)  # Linux stops the monotonic clock while it sleeps
 
 

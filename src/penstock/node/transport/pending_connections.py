@@ -6,8 +6,6 @@ from typing import Generic, TypeVar
 
 from penstock.node.transport.address_shares import AddressShares, get_network
 
-__all__ = ["PendingConnections"]
-
 T = TypeVar("T")
 
 

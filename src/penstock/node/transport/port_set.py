@@ -12,8 +12,6 @@ from penstock.errors import Error
 from penstock.node.transport.machine import Machine, PortAcceptor
 from penstock.node.transport.tls_handshakes import TlsHandshakes
 
-__all__ = ["PortSet"]
-
 
 class PortTls(Protocol):
     """The TLS of a port.

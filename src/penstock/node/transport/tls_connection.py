@@ -14,8 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import Any, Final, Protocol, cast
 
-__all__ = ["READ_BYTES", "TlsConnection"]
-
 READ_BYTES: Final = 128 * 1024
 """Bytes of one read. OpenSSL keeps as much for a busy connection."""
 

@@ -10,8 +10,6 @@ from typing import Final
 from penstock.node.transport.pending_connections import PendingConnections
 from penstock.node.transport.tls_connection import READ_BYTES, TlsConnection
 
-__all__ = ["MAX_HANDSHAKES", "MAX_SILENT", "TlsHandshakes"]
-
 MAX_SILENT: Final = 8192
 """Peers that have not sent a whole ClientHello, at 4 KiB each with its bytes.
 

@@ -6,8 +6,6 @@ import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
-__all__ = ["SentBytes", "UnreadWatch"]
-
 
 class SentBytes(Protocol):
     """Counts the bytes that a connection sends.

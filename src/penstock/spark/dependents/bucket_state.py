@@ -22,8 +22,6 @@ from penstock.client.feeds.collection_selection import (
 from penstock.client.streams.dialect_check import check_dialect
 from penstock.errors import AccessDenied, Error, KeyNotFound, UnsupportedServer, UsageError
 
-__all__ = ["BucketAnswers", "BucketState"]
-
 T = TypeVar("T")
 
 

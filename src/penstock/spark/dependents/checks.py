@@ -9,8 +9,6 @@ from typing import NoReturn
 from penstock.errors import UsageError
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["check_declared_name", "check_directory_name", "refuse_missing_index", "validate_name"]
-
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 MOST_BYTES = 200
 """Bytes of a name. File systems take 255, and a catalog may put the name of its schema before it."""

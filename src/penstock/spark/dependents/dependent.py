@@ -9,8 +9,6 @@ from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta, RangeD
 from penstock.spark.lake.maintenance.maintenance_report import TableReport
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["IDLE_VERSIONS", "Dependent", "DocumentIndex", "catch_up"]
-
 IDLE_VERSIONS = 64
 """Changelog versions without rows after which a dependent stores its position nevertheless."""
 TRIES = 5

@@ -13,8 +13,6 @@ import re
 import unicodedata
 from collections.abc import Iterator
 
-__all__ = ["InvalidQuery", "join_characters", "make_fts5_query", "separate_characters"]
-
 _UNSPACED = (
     "\u0e00-\u0eff"  # Thai, Lao
     "\u1000-\u109f\u1780-\u17ff"  # Burmese, Khmer

@@ -16,8 +16,6 @@ from penstock.spark.sink.sink_options import Operation
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import Event
 
-__all__ = ["build_repairs", "can_have_lost_versions", "find_lost_versions"]
-
 LOST_COLUMNS = [name for name in MERGE_SCHEMA.names if name not in ("value", "xattrs")]
 """The columns that are read of a lost version."""
 

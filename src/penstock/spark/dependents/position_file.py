@@ -8,8 +8,6 @@ from penstock.errors import Error
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.storage.stored_documents import StoredDocument
 
-__all__ = ["PositionFile", "list_position_files"]
-
 
 class PositionFile:
     """A position file.

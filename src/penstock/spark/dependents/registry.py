@@ -35,18 +35,6 @@ from penstock.spark.storage.object_path import LakePath
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = [
-    "AT_ONCE",
-    "DependentKind",
-    "Operand",
-    "Question",
-    "find_kind",
-    "list_kinds",
-    "list_stored_dependents",
-    "list_titles",
-    "register_kind",
-]
-
 AT_ONCE = MergePolicy(rows=1, share=0.0, age_seconds=0.0)
 """The policy of a dependent that applies every delta immediately."""
 

@@ -15,15 +15,6 @@ from pyspark.sql.types import StructField, StructType
 from penstock.errors import UsageError
 from penstock.options import list_options
 
-__all__ = [
-    "find_options",
-    "keep_options",
-    "list_names",
-    "read_table_options",
-    "refuse_location",
-    "remove_options",
-]
-
 _PREFIX = "option."
 """Beginning of each table option among the properties of a table. Spark also passes properties of its own."""
 _PROVIDER = "provider"

@@ -26,8 +26,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from selectors import EVENT_READ, DefaultSelector
 
-__all__ = ["start_fork_server"]
-
 SOCKET_NAME = "PENSTOCK_FORK_SERVER"
 """The variable that has the path of the socket, for `worker-python`."""
 

@@ -29,8 +29,6 @@ from penstock.spark.source.source_schema import check_schema
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["LakeReadOptions", "LakeSource"]
-
 _BATCH_ROWS = 1 << 14
 """Rows of a batch that goes to Spark: few enough that large values do not fill Java's memory."""
 

@@ -24,8 +24,6 @@ from penstock.spark.runtime.java import choose_java, find_javas
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["SqlAnalyzer", "SqlError", "open_analyzer"]
-
 T = TypeVar("T")
 
 _UNKNOWN_TABLE = "[TABLE_OR_VIEW_NOT_FOUND]"

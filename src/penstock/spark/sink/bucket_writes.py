@@ -28,8 +28,6 @@ from penstock.errors import Error, UnknownCollection, UnknownScope, UsageError
 from penstock.spark.sink.request_rows import prepare_writes
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 
-__all__ = ["FirstRefusal", "make_refusal_error", "read_cas", "write_tables"]
-
 
 def write_tables(
     options: SinkOptions, tables: Iterable[pa.Table], on_refused: Callable[[RefusedRows], None]

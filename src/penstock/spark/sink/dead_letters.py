@@ -25,8 +25,6 @@ from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.spark.storage.stored_documents import create_document, replace_file
 from penstock.wire.codec.frame import name_status
 
-__all__ = ["LETTER_COLUMNS", "DeadLetterFile", "claim_directory", "commit_letters", "discard_letters"]
-
 LETTER_COLUMNS = pa.schema(
     [
         ("error_status", pa.int32()),

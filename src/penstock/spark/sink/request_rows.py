@@ -28,8 +28,6 @@ from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.kv import Set
 from penstock.wire.messages.subdoc import MAX_PATHS, MultiMutation, pack_mutation_specs
 
-__all__ = ["prepare_writes"]
-
 _STORES = {
     Operation.UPSERT: (Opcode.SET, DocFlag.MKDOC),
     Operation.CHANGE: (Opcode.SET, DocFlag.MKDOC),

@@ -11,8 +11,6 @@ from penstock.errors import UsageError
 from penstock.spark.sink.sink_options import Operation, SinkOptions
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["check_columns"]
-
 _VALUE = ("key", "value")
 _NEEDED: dict[Operation, tuple[str, ...]] = {
     Operation.UPSERT: _VALUE,

@@ -15,8 +15,6 @@ from penstock.spark.source.source_options import make_selection
 from penstock.spark.storage.object_path import LakePath, parse_place
 from penstock.wire.messages.subdoc import MAX_PATHS
 
-__all__ = ["Operation", "SinkOptions", "SubdocumentPath"]
-
 
 class Operation(StrEnum):
     """The operation that a row stands for."""

@@ -26,8 +26,6 @@ from penstock.spark.sink.sink_columns import check_columns
 from penstock.spark.sink.sink_options import SinkOptions
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["DcpStreamWriter", "DcpWriter", "WriteMessage", "make_batch_writer", "make_stream_writer"]
-
 logger = logging.getLogger("penstock.spark")
 
 

@@ -33,19 +33,6 @@ from penstock.spark.source.offsets import (
 )
 from penstock.store.history.rollback import StreamRequest, find_rollback_point
 
-__all__ = [
-    "PlanMemory",
-    "PlannedRollback",
-    "can_start_at",
-    "find_requested",
-    "find_rollbacks",
-    "find_settled_vbuckets",
-    "plan_batch",
-    "plan_batch_until",
-    "prepare_available_now",
-    "store_proofs",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class PlanMemory:

@@ -33,8 +33,6 @@ from penstock.options import (
     to_external_name,
 )
 
-__all__ = ["BucketOptions"]
-
 URL_VARIABLE = "PENSTOCK_URL"
 
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from penstock.options import POSITIVE, SIZE, option
 
-__all__ = ["MicroBatchOptions"]
-
 MAX_DEFAULT_PARTITIONS = 8
 """Default limit: a Python task costs about 34 ms even if it reads little."""
 

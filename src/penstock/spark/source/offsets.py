@@ -25,23 +25,6 @@ from penstock.digits import read_u64
 from penstock.errors import UsageError
 from penstock.spark.source.run_lengths import decode_numbers, decode_runs, encode_runs, shorten_text
 
-__all__ = [
-    "MAX_PROVEN",
-    "Offset",
-    "ProvenEnd",
-    "RollbackRow",
-    "VbucketOffset",
-    "VbucketRange",
-    "VbucketRead",
-    "check_vbucket_count",
-    "derive_reads",
-    "find_ended_collections",
-    "make_current_offset",
-    "make_first_offset",
-    "make_proven_offset",
-    "sort_vbuckets",
-]
-
 VERSION = 1
 MAX_PROVEN = 4  # proven ends in an offset, for each vbucket
 

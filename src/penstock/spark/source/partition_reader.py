@@ -19,7 +19,7 @@ from penstock.client.connect.address import Address
 from penstock.client.discovery.endpoint import Endpoint
 from penstock.client.feeds.collection_selection import KnownCollections, StreamContent
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.read_ahead import LentItem
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool

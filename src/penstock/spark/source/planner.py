@@ -23,8 +23,6 @@ from penstock.errors import UsageError
 from penstock.spark.source.limits.row_counts import BucketRowCounter
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["ASSUMED_BYTES", "Planner", "estimate_bytes_per_change"]
-
 _CHECK_SECONDS, _WATCH_SECONDS = 0.2, 0.02
 """The shortest times between two requests of an idle query: for failover logs, and for all high seqnos."""
 

@@ -24,8 +24,6 @@ from penstock.spark.source.offsets import (
 from penstock.spark.source.shape import ColumnFilter, Operator
 from penstock.wire.codec.constants import MAX_SEQNO
 
-__all__ = ["PushedFilters", "narrow_reads", "push_filters"]
-
 _OPERATORS: dict[type[spark.Filter], Operator] = {
     spark.EqualTo: "=",
     spark.EqualNullSafe: "<=>",

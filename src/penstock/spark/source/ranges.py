@@ -7,8 +7,6 @@ from collections.abc import Sequence
 
 from penstock.spark.source.offsets import VbucketRange, VbucketRead
 
-__all__ = ["divide_reads"]
-
 MIN_TASK_SEQNOS = 20_000  # so many changes take about as long as a task without changes
 
 

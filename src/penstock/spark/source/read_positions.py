@@ -37,22 +37,6 @@ from penstock.spark.storage.object_path import LakePath, identify_content, parse
 from penstock.spark.storage.stored_documents import replace_document
 from penstock.text_files import decode_text, split_lines
 
-__all__ = [
-    "EARLIEST",
-    "LATEST",
-    "ReadPosition",
-    "ResnapshotRequests",
-    "SparkPositions",
-    "VbucketPositions",
-    "add_requests",
-    "check_offset_bucket",
-    "parse_end",
-    "parse_start",
-    "read_requests",
-    "remove_requests",
-    "resolve_position",
-]
-
 EARLIEST, LATEST = "earliest", "latest"
 
 

@@ -49,8 +49,6 @@ from penstock.spark.source.source_options import SourceOptions
 from penstock.spark.source.source_schema import make_read_shape
 from penstock.wire.codec.constants import Dialect
 
-__all__ = ["DcpReader", "DcpStreamReader", "FilteringReader", "latest_offsets"]
-
 
 class DcpReader(DataSourceReader):
     """A batch read: the changes between two positions when the job is planned.

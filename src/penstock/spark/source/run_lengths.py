@@ -5,8 +5,6 @@ from itertools import groupby, repeat
 
 from penstock.digits import read_u64
 
-__all__ = ["decode_numbers", "decode_runs", "encode_runs", "shorten_text"]
-
 MAX_VALUES = 65536  # the wire names a vbucket by 16 bits
 
 

@@ -25,8 +25,6 @@ from penstock.spark.source.shape import Shape, ValueFormat
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["INFERRED", "SourceOptions", "make_selection"]
-
 INFERRED = "infer"
 """The value of valueSchema that asks for a schema inferred from the bucket's values."""
 

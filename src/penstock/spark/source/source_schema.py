@@ -14,8 +14,6 @@ from penstock.spark.tables.inference import infer_fields as infer_from_values
 from penstock.spark.values.json_types import to_ddl
 from penstock.wire.columns.schema import Event
 
-__all__ = ["check_schema", "infer_fields", "make_read_schema", "make_read_shape"]
-
 SAMPLE_VALUES, SAMPLE_BYTES = 1_000, 4 << 20
 """Limits of the sample that a schema is inferred from. The sample starts at the bucket's first change."""
 

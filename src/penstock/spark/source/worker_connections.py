@@ -15,7 +15,8 @@ from penstock.client.connect.address import Address
 from penstock.client.connect.client_session import generate_stream_name
 from penstock.client.connect.handshake import Purpose
 from penstock.client.feeds.collection_selection import StreamContent
-from penstock.client.feeds.feed import EndRule, Feed, StreamTarget
+from penstock.client.feeds.feed import Feed
+from penstock.client.feeds.vbucket_stream import EndRule, StreamTarget
 from penstock.client.streams.change_stream import ChangeStream
 from penstock.client.streams.session_pool import SessionPool
 from penstock.wire.codec.constants import Dialect

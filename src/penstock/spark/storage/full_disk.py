@@ -9,8 +9,6 @@ from contextlib import contextmanager
 
 from penstock.errors import DiskFull, Error
 
-__all__ = ["translate_full_disk"]
-
 _NO_ROOM = tuple(os.strerror(number) for number in (errno.ENOSPC, errno.EDQUOT))
 """The texts of a full disk and of a used quota. Java, Arrow and deltalake pass them on, and not the numbers."""
 

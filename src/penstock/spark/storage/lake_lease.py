@@ -30,8 +30,6 @@ from penstock.spark.storage.object_client import (
 )
 from penstock.spark.storage.object_path import ObjectPath
 
-__all__ = ["LEASE_VARIABLE", "HeldLease", "check_lease", "hold_lease", "is_leased"]
-
 LEASE_VARIABLE = "PENSTOCK_LEASE_SECONDS"
 """The environment variable with the seconds after which a silent run loses its lake."""
 DEFAULT_SECONDS = 20.0

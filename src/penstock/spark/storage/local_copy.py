@@ -14,8 +14,6 @@ from penstock.errors import LakeRefused
 from penstock.spark.storage.object_client import ObjectChanged, open_store, put_if, translate_errors
 from penstock.spark.storage.object_path import ObjectPath
 
-__all__ = ["LocalCopy"]
-
 
 class LocalCopy:
     """A file of this machine with the content of an object. It is removed at the end; a kill leaves it as waste.

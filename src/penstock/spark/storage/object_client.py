@@ -31,18 +31,6 @@ from obstore.store import from_url
 from penstock.errors import Unreachable, UsageError
 from penstock.text_files import decode_text
 
-__all__ = [
-    "ObjectChanged",
-    "describe_store_error",
-    "find_store_options",
-    "is_cut",
-    "open_store",
-    "put_if",
-    "read_object",
-    "repeat_cut_request",
-    "translate_errors",
-]
-
 T = TypeVar("T")
 
 TRIES = 6

@@ -17,17 +17,6 @@ from penstock.spark.storage.object_client import is_cut, open_store, translate_e
 from penstock.spark.storage.object_path import LakePath, ObjectPath, is_remote_path, parse_place
 from penstock.spark.storage.stored_documents import replace_file
 
-__all__ = [
-    "close_sink",
-    "count_parquet_rows",
-    "discard_sink",
-    "open_parquet",
-    "open_sink",
-    "read_parquet",
-    "replace_parquet",
-    "select_filesystem",
-]
-
 PART_BYTES = 8 << 20
 """Bytes of one part of an upload. A smaller object is one request."""
 WHOLE_BYTES = 2 << 20

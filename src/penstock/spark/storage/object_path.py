@@ -22,8 +22,6 @@ import obstore
 from penstock.errors import UsageError
 from penstock.spark.storage.object_client import open_store, translate_errors
 
-__all__ = ["LakePath", "ObjectPath", "identify_content", "is_remote_path", "is_url", "parse_place"]
-
 SCHEMES = ("s3", "abfss", "gs")
 """The schemes of object stores. s3a is read as s3."""
 

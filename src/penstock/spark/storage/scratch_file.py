@@ -11,8 +11,6 @@ import pyarrow as pa
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["ScratchFile", "ScratchPlace"]
-
 ScratchPlace = tuple[int, int]
 """Offset and size of a table in the file."""
 

@@ -22,8 +22,6 @@ from penstock.spark.storage.object_client import (
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["StoredDocument", "create_document", "remove_tree", "replace_document", "replace_file"]
-
 
 def replace_document(path: LakePath, text: str, *, is_synced: bool = False) -> None:
     """Replace a file: readers see the old content or the new one.

@@ -18,18 +18,6 @@ from penstock.spark.tables.inference import FieldValues
 from penstock.spark.values.json_types import format_type
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 
-__all__ = [
-    "ArrayElements",
-    "find_element_type",
-    "format_path",
-    "infer_element_type",
-    "make_array_rule",
-    "nest_array",
-    "read_elements",
-    "select_array",
-    "wrap_values",
-]
-
 Path = tuple[str, ...]
 
 

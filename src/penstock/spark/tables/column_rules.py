@@ -19,8 +19,6 @@ from penstock.spark.values.json_times import DATE, TIMESTAMP
 from penstock.spark.values.json_types import EXPECTED, as_struct, format_type, from_ddl
 from penstock.spark.values.typed_documents import ColumnRule, DocumentParser
 
-__all__ = ["add_rules", "check_rules", "create_parser", "parse_columns", "parse_rule", "remove_rules"]
-
 Path = tuple[str, ...]
 _TIMES = (TIMESTAMP, DATE)
 FORMS = {"unix_s": _TIMES, "unix_ms": _TIMES, "unix_us": _TIMES, "json": (pa.string(),)}

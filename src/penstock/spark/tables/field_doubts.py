@@ -11,8 +11,6 @@ from penstock.spark.tables.inference import MOST_FIELDS, FieldValues
 from penstock.spark.values.json_times import fit_date, fit_timestamp
 from penstock.spark.values.json_types import format_type, quote_name
 
-__all__ = ["list_doubts"]
-
 MOST_DOUBTS = 100
 """Sentences about one table."""
 _NO_CHILDREN = ("[]", "``", '"', "\\")

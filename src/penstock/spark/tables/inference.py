@@ -19,18 +19,6 @@ import pyarrow as pa
 from penstock.spark.values.json_types import as_struct, format_type, may_be_column
 from penstock.wire.values.json_value import read_members
 
-__all__ = [
-    "MOST_FIELDS",
-    "MOST_SAMPLED",
-    "FieldChanges",
-    "FieldValues",
-    "add_fields",
-    "collect_values",
-    "infer_fields",
-    "infer_from_sample",
-    "spread_rows",
-]
-
 MOST_DEPTH = 16
 """Levels of an inferred type. Deeper values are left out."""
 MOST_FIELDS = 500

@@ -16,8 +16,6 @@ import pyarrow.compute as pc
 from penstock.errors import UsageError
 from penstock.spark.values.json_types import format_type, from_ddl
 
-__all__ = ["KEY_TYPES", "KeyColumns", "KeyPart", "KeyPattern"]
-
 KEY_TYPES: dict[pa.DataType, str] = {
     pa.string(): r".+?",
     pa.int64(): r"0|-?[1-9][0-9]{0,18}",

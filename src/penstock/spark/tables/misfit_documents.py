@@ -19,8 +19,6 @@ from penstock.spark.tables.misfits import UNKNOWN, MisfitFinder, RestCount
 from penstock.spark.values.typed_documents import SAMPLE_ROWS
 from penstock.wire.columns.schema import Event
 
-__all__ = ["Misfits", "describe_misfits", "find_misfit_rows", "remove_misfits"]
-
 Misfits = Literal["rest", "dead_letter", "fail"]
 """The fate of values that do not fit their column. They are in `_rest`, or their document is in another table, or the
 run ends."""

@@ -28,8 +28,6 @@ from penstock.spark.values.typed_documents import (
 )
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["NOTE", "REST", "MisfitFinder", "RestCount", "RestCounter", "RestReport", "name_json_type", "name_key"]
-
 REST = "_rest"
 """The column of a typed table with the parts of documents that no other column has."""
 NOTE = "penstock.rest"

@@ -13,8 +13,6 @@ from penstock.spark.values.json_types import as_struct
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["select_fields"]
-
 
 def select_fields(
     frame: DataFrame, kept: Sequence[str], value: str, fields: pa.Schema, names: Sequence[str]

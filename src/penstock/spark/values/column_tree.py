@@ -12,8 +12,6 @@ import pyarrow as pa
 from penstock.errors import UsageError
 from penstock.spark.values.json_times import DATE, TIMESTAMP
 
-__all__ = ["FORMS", "ColumnNode", "NodeKind", "NodeTable", "Reason", "build_type_node", "encode_tree", "join_path"]
-
 FORMS = {"unix_s": 6, "unix_ms": 3, "unix_us": 0}
 """Forms of a time as a number -> how many digits of a fraction of its unit are microseconds."""
 

@@ -37,8 +37,6 @@ from penstock.wire.values.json_value import (
     write_number,
 )
 
-__all__ = ["DocumentRow", "DocumentRowReader"]
-
 MOST_DIGITS = {pa.float32(): 9, pa.float64(): 17}
 """The most digits of the shortest text of a number."""
 LEADING_DIGITS = range(-330, 311)

@@ -7,8 +7,6 @@ from typing import NamedTuple
 
 import pyarrow as pa
 
-__all__ = ["WrittenNumber", "fit_decimal", "split_number"]
-
 
 class WrittenNumber(NamedTuple):
     """A number of JSON: sign * digits * 10^exponent.

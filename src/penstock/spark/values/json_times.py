@@ -29,18 +29,6 @@ import pyarrow as pa
 from penstock.spark.values.json_decimals import split_number
 from penstock.wire.values.json_value import NUMBER, RepeatedNames, write_number
 
-__all__ = [
-    "DATE",
-    "TIMESTAMP",
-    "InexactTime",
-    "fit_date",
-    "fit_timestamp",
-    "fit_unix_date",
-    "fit_unix_time",
-    "is_date_object",
-    "read_timestamp",
-]
-
 TIMESTAMP, DATE = pa.timestamp("us", "UTC"), pa.date32()
 """The types of columns."""
 

@@ -31,8 +31,6 @@ from penstock.spark.values.document_rows import DocumentRow, DocumentRowReader
 from penstock.wire.codec import native
 from penstock.wire.values.json_value import MAX_LEVELS
 
-__all__ = ["ColumnRule", "DocumentParser", "Misfit", "ParsedDocuments", "slice_values"]
-
 SLICE_BYTES = 16 << 20
 """The most bytes that are parsed at once, except for a single larger value."""
 SAMPLE_ROWS = 3

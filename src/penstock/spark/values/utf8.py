@@ -5,8 +5,6 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.compute as pc
 
-__all__ = ["is_utf8"]
-
 # Strict UTF-8 byte by byte (RFC 3629, section 4); Arrow matches binary input as Latin-1, where a byte is a character.
 _UTF8 = (
     r"\A(?:[\x00-\x7f]|[\xc2-\xdf][\x80-\xbf]|\xe0[\xa0-\xbf][\x80-\xbf]|[\xe1-\xec\xee\xef][\x80-\xbf]{2}"

@@ -11,8 +11,6 @@ from penstock.store.log.change_log import Log
 from penstock.store.log.compaction import Compaction
 from penstock.store.log.rewrite import PurgeRequest
 
-__all__ = ["BucketCompactor"]
-
 _KEYS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 
 

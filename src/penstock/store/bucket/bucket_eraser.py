@@ -8,8 +8,6 @@ from penstock.store.bucket.rollout import Rollout
 from penstock.store.documents.vbucket import Vbucket
 from penstock.store.slices import run_slices
 
-__all__ = ["BucketEraser"]
-
 _ROWS_AT_ONCE = 8 * 1024  # a few milliseconds of work
 _ROWS_PER_CALL = 256  # rows that take as long as the start and end of a call
 

@@ -15,8 +15,6 @@ from penstock.store.documents.vbucket import Vbucket
 from penstock.store.history.event_frames import EventFrame, pack_events
 from penstock.store.log.change_log import Log
 
-__all__ = ["BucketManifest", "ManifestStep"]
-
 
 class ManifestStep(NamedTuple):
     """A change of the manifest.

@@ -11,8 +11,6 @@ from penstock.store.log.change_log import Log
 from penstock.store.slices import run_slices
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["BucketMemory"]
-
 
 class BucketMemory:
     """Frees memory of a bucket that is near its quota.

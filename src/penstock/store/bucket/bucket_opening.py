@@ -16,8 +16,6 @@ from penstock.store.recovery.found_files import FoundFiles
 from penstock.store.recovery.log_replay import recover_log
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["finish_opening", "lock_while_opening", "recover_vbuckets"]
-
 
 @contextmanager
 def lock_while_opening(files: Directory) -> Iterator[ExitStack]:

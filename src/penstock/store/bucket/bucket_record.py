@@ -12,8 +12,6 @@ from penstock.store.disk.durable_log import DurableLog
 from penstock.store.log.change_log import Log
 from penstock.store.recovery import bucket_directory
 
-__all__ = ["BucketRecord"]
-
 
 class BucketRecord:
     """The content of `bucket.json`. The record of a bucket in memory is only in memory.

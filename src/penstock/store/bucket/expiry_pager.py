@@ -10,8 +10,6 @@ from penstock.store.log.frame_fields import read_expiries, read_keys
 from penstock.store.log.segment import Column
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["ExpiryPager"]
-
 _NANOSECONDS = 10**9
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work.
 _EXPIRED_AT_ONCE = 256  # tombstones: about a millisecond of work.

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 
 from penstock.store.documents.vbucket import Vbucket
 
-__all__ = ["KeyLoader"]
-
 _ROWS_AT_ONCE = 16 * 1024  # a few milliseconds of work
 
 

@@ -19,8 +19,6 @@ from penstock.store.log.change_log import Log
 from penstock.store.slices import run_slices
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = ["Rollout"]
-
 _EVENTS_AT_ONCE = 256  # a millisecond of work.
 _EVENTS_PER_VBUCKET = 8  # events that take as long as the notes about one vbucket.
 _EVENTS_PER_VBUCKET_SEALED = 2  # events that take as long as sealing one vbucket's part of a segment.

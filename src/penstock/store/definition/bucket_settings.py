@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from penstock.errors import UsageError
 from penstock.options import number, one_of, option, whole_number
 
-__all__ = ["MAX_TTL", "BucketSettings"]
-
 MAX_TTL = 2**31 - 1
 """The largest time to live of documents, in seconds."""
 

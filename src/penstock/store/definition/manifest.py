@@ -19,20 +19,6 @@ from penstock.errors import CannotApplyManifest, InvalidArguments, UnknownCollec
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = [
-    "DEFAULT_MANIFEST",
-    "DEFAULT_NAME",
-    "DEFAULT_SCOPE",
-    "FIRST_ID",
-    "MAX_COLLECTIONS",
-    "MAX_SCOPES",
-    "Collection",
-    "Manifest",
-    "Scope",
-    "check_name",
-    "check_ttl",
-]
-
 DEFAULT_NAME: Final = "_default"
 DEFAULT_SCOPE: Final = 0
 FIRST_ID: Final = 8

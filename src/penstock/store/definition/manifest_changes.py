@@ -9,8 +9,6 @@ from penstock.store.definition.manifest import Collection, Manifest, Scope
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.messages import system_event
 
-__all__ = ["ManifestChange", "compare_manifests", "make_event_subjects"]
-
 
 class ManifestChange(NamedTuple):
     """One difference of a later manifest from an earlier one.

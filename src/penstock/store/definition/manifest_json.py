@@ -21,8 +21,6 @@ from penstock.store.definition.manifest import (
     check_name,
 )
 
-__all__ = ["manifest_from_dict", "manifest_to_dict", "pack_manifest", "unpack_manifest"]
-
 _LARGEST_ID = 2**32 - 1
 _UID_PATTERN = re.compile(r"[0-9a-fA-F]{1,16}")
 

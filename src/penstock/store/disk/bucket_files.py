@@ -12,8 +12,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Directory"]
-
 _LOCK = "lock"
 
 

@@ -10,8 +10,6 @@ from crc32c import crc32c
 
 from penstock.store.disk.bucket_files import Directory
 
-__all__ = ["make_json_draft_name", "replace_json", "unpack_json"]
-
 _CHECKSUM = "crc32c"
 
 

@@ -9,8 +9,6 @@ from pathlib import Path
 
 from penstock.store.log.log_room import LogRoom
 
-__all__ = ["DiskFaults"]
-
 
 class DiskFaults:
     """Records faults of the disk and makes the log refuse changes.

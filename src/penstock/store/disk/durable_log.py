@@ -35,8 +35,6 @@ from penstock.store.log.records import RECORD_BYTES, pack_file_header, read_seed
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment, new_active_buffer
 
-__all__ = ["DurableLog"]
-
 
 class DurableLog:
     """The log of a bucket in a directory. It also has the attributes of Log.

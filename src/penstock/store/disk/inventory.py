@@ -19,17 +19,6 @@ from crc32c import crc32c
 from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import replace_json, unpack_json
 
-__all__ = [
-    "INVENTORY",
-    "BadInventory",
-    "Inventory",
-    "ListedLog",
-    "ListedSegment",
-    "extend_identity",
-    "read_inventory",
-    "write_inventory",
-]
-
 INVENTORY = "inventory.json"
 
 _CHECKSUM_BYTES = 4

@@ -8,8 +8,6 @@ from penstock.store.disk.inventory import Inventory, ListedLog, ListedSegment, w
 from penstock.store.disk.log_file import LogFile
 from penstock.store.disk.pending_files import PendingFiles
 
-__all__ = ["InventoryWriter"]
-
 
 class InventoryWriter:
     """Writes the inventory of an open bucket.

@@ -10,8 +10,6 @@ from penstock.store.disk.pending_files import PendingFiles
 from penstock.store.disk.segment_drafts import SegmentDrafts
 from penstock.store.log.log_room import LogRoom
 
-__all__ = ["LogCommits"]
-
 
 class LogCommits:
     """Writes and syncs appended records, one commit at a time. A commit may run on a separate thread."""

@@ -14,8 +14,6 @@ from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.records import RECORD_BYTES, pack_record, pack_record_head, read_seed
 from penstock.store.log.segment import Column
 
-__all__ = ["LogFile", "make_log_name", "parse_log_number", "reopen_synced"]
-
 _NAME = re.compile(r"log-(\d{10})")
 
 

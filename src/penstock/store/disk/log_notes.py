@@ -20,8 +20,6 @@ from __future__ import annotations
 
 import json
 
-__all__ = ["CLEAN", "HEAD", "MARK_BYTES", "OPENED", "pack_note"]
-
 CLEAN = b'{"clean":true}'
 HEAD = b'{"head":'
 OPENED = b'{"opened":'

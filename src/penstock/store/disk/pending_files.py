@@ -8,8 +8,6 @@ from penstock.store.disk.inventory import ListedLog
 from penstock.store.disk.log_file import LogFile
 from penstock.store.log.row_index import RowIndex
 
-__all__ = ["PendingFiles"]
-
 
 class PendingFiles:
     """The log files that are not completely on disk.

@@ -29,20 +29,6 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.inventory import ListedSegment
 from penstock.store.log.segment import Rows, Segment
 
-__all__ = [
-    "FRAMES_AT",
-    "BadSegment",
-    "SegmentFile",
-    "find_bad_blocks",
-    "is_draft",
-    "load_segment",
-    "make_draft_name",
-    "make_segment_name",
-    "parse_draft_ids",
-    "parse_segment_ids",
-    "write_segment",
-]
-
 MAGIC = b"PSTKSEG1"
 FRAMES_AT = 64
 """The offset of the frames in a segment's file, in bytes."""

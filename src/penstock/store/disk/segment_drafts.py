@@ -21,8 +21,6 @@ from penstock.store.log.log_segments import LogSegments
 from penstock.store.log.rewrite import RewrittenSegment, find_superseding_changes
 from penstock.store.log.segment import Column, Segment
 
-__all__ = ["SegmentDrafts"]
-
 
 class _Installed(NamedTuple):
     """A new segment whose file is still a draft.

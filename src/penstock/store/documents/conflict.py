@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from penstock.wire.codec.flags import Datatype
 
-__all__ = ["Meta", "is_winner"]
-
 
 class Meta(NamedTuple):
     """The metadata of a version.

@@ -12,8 +12,6 @@ from penstock.wire.values.json_value import detect_json
 from penstock.wire.values.large_bytes import join_buffers
 from penstock.wire.values.snappy import inflate
 
-__all__ = ["add_to_number", "extend_value", "keep_attributes"]
-
 _NUMBERS = 2**64
 _SNAPPY = int(Datatype.SNAPPY)  # operators of plain numbers: those of an IntFlag take a microsecond
 _XATTR = int(Datatype.XATTR)

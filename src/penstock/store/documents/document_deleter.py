@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from penstock.store.documents.vbucket import Vbucket
     from penstock.store.log.change_log import Log
 
-__all__ = ["DocumentDeleter"]
-
 _AT_ONCE = 1024  # deletions in some milliseconds
 _ROWS_AT_ONCE = 8192  # looked at in about one
 

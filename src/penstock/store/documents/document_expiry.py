@@ -13,8 +13,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import Mutation, make_head_struct
 
-__all__ = ["DocumentExpiry"]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _NANOSECONDS = 10**9
 

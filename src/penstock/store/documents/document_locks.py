@@ -21,8 +21,6 @@ from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LOCKED_CAS", "DocumentLocks", "Lock", "limit_lock_seconds"]
-
 LOCKED_CAS = 2**64 - 1
 """The cas that readers see of a locked document."""
 

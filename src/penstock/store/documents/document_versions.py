@@ -11,8 +11,6 @@ from penstock.store.documents.item import Item, is_document, read_meta, read_tom
 from penstock.store.history.vbucket_changes import REFUSED, Newest
 from penstock.store.history.vbucket_history import VbucketHistory
 
-__all__ = ["DocumentVersions"]
-
 
 class DocumentVersions:
     """The newest version of each key of a vbucket, tombstones included."""

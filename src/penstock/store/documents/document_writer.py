@@ -18,8 +18,6 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import MUTATION_HEAD
 
-__all__ = ["DocumentWriter", "WriteTarget"]
-
 _REQUEST = int(Magic.REQUEST)
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES

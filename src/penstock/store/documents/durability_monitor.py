@@ -18,15 +18,6 @@ from penstock.store.history.prepare_frames import PendingPrepare
 from penstock.store.history.vbucket_prepares import Chains
 from penstock.wire.codec.constants import DurabilityLevel
 
-__all__ = [
-    "Decision",
-    "DurabilityMonitor",
-    "find_high_prepared_seqno",
-    "format_chains",
-    "get_high_prepared_seqno",
-    "parse_chains",
-]
-
 _MOST_CHAINS = 2
 _LONGEST_CHAIN = 4
 _LONGEST_NAME = 512  # the chains stand in each note about the vbucket

@@ -20,8 +20,6 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import MUTATION_HEAD
 
-__all__ = ["LAST_SEQNO", "IncomingChanges"]
-
 LAST_SEQNO = 2**63 - 1
 """The highest seqno that a vbucket can hold: the columns are signed."""
 

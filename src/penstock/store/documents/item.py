@@ -14,19 +14,6 @@ from penstock.wire.messages.dcp import DeletionV2, Mutation, make_head_struct
 from penstock.wire.messages.dcp_values import pack_xattrs, split_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import inflate
 
-__all__ = [
-    "VIEWED_FROM",
-    "Counted",
-    "Item",
-    "Stored",
-    "is_document",
-    "make_tombstone_value",
-    "read_document",
-    "read_meta",
-    "read_tombstone",
-    "read_value",
-]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _SNAPPY = int(Datatype.SNAPPY)
 _XATTR = int(Datatype.XATTR)

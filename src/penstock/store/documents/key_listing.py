@@ -9,8 +9,6 @@ from itertools import chain, islice
 from penstock.store.documents.vbucket import Vbucket
 from penstock.wire.values.collection_key import pack_collection_id, split_collection_key
 
-__all__ = ["choose_random_key", "list_keys"]
-
 
 def choose_random_key(vbucket: Vbucket, prefix: bytes, choose: Callable[[int], int]) -> bytes | None:
     """Return the key of a document with this prefix, None if there is none.

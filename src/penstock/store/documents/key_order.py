@@ -8,8 +8,6 @@ from penstock.store.history.frame_chunks import Chunk, FewFrames
 from penstock.wire.codec.flags import SnapshotFlag
 from penstock.wire.values.collection_key import pack_collection_id
 
-__all__ = ["MOST_KEYS", "KeyOrderSnapshot", "open_key_order"]
-
 MOST_KEYS = 10_000
 """Keys of a vbucket that are sorted: this takes about 20 ms, in which the node serves no other request."""
 

@@ -14,8 +14,6 @@ from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import DurabilityLevel
 
-__all__ = ["PreparingWriter", "prepare_changes"]
-
 
 class _PreparedChanges:
     """The changes of a vbucket for a writer. A change that the writer commits becomes a prepare."""

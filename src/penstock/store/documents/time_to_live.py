@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from penstock.store.definition.manifest import Manifest
 from penstock.store.history.collection_state import read_collection
 
-__all__ = ["TimeLimits", "make_time_limits"]
-
 
 class TimeLimits:
     """The limits of a bucket and its collections.

@@ -34,8 +34,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import MUTATION_HEAD
 
-__all__ = ["Counted", "Item", "Stored", "Vbucket"]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_BYTES = MUTATION_HEAD.size  # of a frame without key and value
 _NANOSECONDS = 10**9

@@ -19,8 +19,6 @@ from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Segment
 from penstock.store.slices import run_slices
 
-__all__ = ["CollectionEraser"]
-
 
 class _Slice(NamedTuple):
     """Rows of a vbucket, next to each other in the columns of a segment or of its tail."""

@@ -23,8 +23,6 @@ from penstock.store.log.segment import Column, Segment
 from penstock.wire.codec.constants import SystemEventKind
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION, split_collection_key
 
-__all__ = ["CollectionState", "count_segment", "mark_emptied", "read_collection"]
-
 _ONE_BYTE = 0x80  # ids below take one byte in front of a key
 _ID_BITS = 32
 _RUN_FIELDS = 3  # of a run of collections in a note; up to format 3 there were pairs

@@ -27,19 +27,6 @@ from penstock.wire.messages.dcp import DELETION_HEAD, MUTATION_HEAD
 from penstock.wire.messages.system_event import FLATBUFFERS, Subject, pack_system_event, unpack_system_event
 from penstock.wire.values.collection_key import SYSTEM_COLLECTION, pack_collection_id, split_collection_key
 
-__all__ = [
-    "SYSTEM_PREFIX",
-    "EventFrame",
-    "estimate_event_bytes",
-    "find_system_events",
-    "make_event_key",
-    "make_modify_key",
-    "pack_events",
-    "parse_event_key",
-    "read_event",
-    "read_owners",
-]
-
 SYSTEM_PREFIX: Final = pack_collection_id(SYSTEM_COLLECTION)
 _COLLECTION: Final = SYSTEM_PREFIX + b"_collection"
 _MODIFY: Final = SYSTEM_PREFIX + b"_modify"

@@ -9,8 +9,6 @@ from collections.abc import Iterable
 
 from penstock.wire.messages.kv import FailoverEntry
 
-__all__ = ["MAX_ENTRIES", "FailoverEntry", "FailoverLog", "create_entry", "find_branch", "prune_log", "sanitise_log"]
-
 MAX_ENTRIES = 25  # kv_engine's default for max_failover_entries; the oldest entries are forgotten first
 
 

@@ -15,8 +15,6 @@ import numpy.typing as npt
 from penstock.store.log.segment import Column, Lengths, gather_ascending
 from penstock.wire.codec.frame import OPAQUE_AT, U32
 
-__all__ = ["NO_FRAMES", "OFFSET_BITS", "AdjacentFrames", "Chunk", "FewFrames", "ManyFrames", "select_frames"]
-
 OFFSET_BITS = 32
 _OFFSET = (1 << OFFSET_BITS) - 1
 

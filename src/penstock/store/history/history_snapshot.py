@@ -24,8 +24,6 @@ from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
 from penstock.wire.codec.flags import SnapshotFlag
 
-__all__ = ["FEW", "KeptVersions", "Snapshot", "open_parts"]
-
 FEW = 8
 """Up to so many seqnos are looked up one by one: a stream that is up to date gets a snapshot for each change."""
 

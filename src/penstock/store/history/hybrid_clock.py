@@ -4,8 +4,6 @@ from collections.abc import Callable
 
 from penstock.wire.codec.constants import LONGEST_RELATIVE
 
-__all__ = ["LAST_SEEN", "HybridClock", "resolve_expiry"]
-
 _LOGICAL = 0xFFFF
 LAST_SEEN = 2**64 - 2**48
 _NANOSECONDS = 10**9

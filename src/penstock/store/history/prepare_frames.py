@@ -19,19 +19,6 @@ from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DELETION_HEAD
 from penstock.wire.values.collection_key import PREPARED_COLLECTION, pack_collection_id
 
-__all__ = [
-    "PREPARED_PREFIX",
-    "PREPARE_BYTES",
-    "PendingPrepare",
-    "is_hidden_frame",
-    "make_abort_frame",
-    "make_committed_frame",
-    "make_prepare_frame",
-    "parse_prepare_value",
-    "read_abort_value",
-    "read_prepare",
-]
-
 PREPARED_PREFIX: Final = pack_collection_id(PREPARED_COLLECTION)
 
 PREPARE_BYTES: Final = 128

@@ -12,15 +12,6 @@ from dataclasses import dataclass
 
 from penstock.store.history.failover_log import FailoverLog
 
-__all__ = [
-    "MAX_SEQNO",
-    "StreamRequest",
-    "find_common_seqno",
-    "find_range_error",
-    "find_rollback_point",
-    "has_unsent_tombstones",
-]
-
 MAX_SEQNO = 2**64 - 1
 
 

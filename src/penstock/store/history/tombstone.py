@@ -8,8 +8,6 @@ from penstock.wire.codec.opcodes import Magic, Opcode
 from penstock.wire.columns.schema import Event
 from penstock.wire.messages.dcp import DeletionV2, Expiration, make_head_struct
 
-__all__ = ["TOMBSTONE_BYTES", "make_tombstone_head"]
-
 _DELETION, _EXPIRATION = make_head_struct(DeletionV2), make_head_struct(Expiration)
 
 _DELETED, _EXPIRED = int(Opcode.DCP_DELETION), int(Opcode.DCP_EXPIRATION)

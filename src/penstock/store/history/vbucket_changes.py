@@ -24,19 +24,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp import DELETION_HEAD
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = [
-    "BODY",
-    "CAS",
-    "DATATYPE",
-    "EXTRAS_LENGTH",
-    "KEY_LENGTH",
-    "OPCODE",
-    "REFUSED",
-    "REV_SEQNO",
-    "Newest",
-    "VbucketChanges",
-]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _FIRST_HIGHS = {DEFAULT_COLLECTION: 1}
 

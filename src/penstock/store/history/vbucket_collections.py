@@ -24,8 +24,6 @@ from penstock.wire.messages import system_event
 from penstock.wire.messages.dcp import MUTATION_HEAD
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, SYSTEM_COLLECTION
 
-__all__ = ["VbucketCollections"]
-
 _ONLY_DEFAULT = frozenset({DEFAULT_COLLECTION})
 _MUTATION_EXTRAS = MUTATION_HEAD.size - HEADER_BYTES
 _NANOSECONDS = 10**9

@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from penstock.store.history.collection_state import CollectionState
-from penstock.store.history.failover_log import FailoverEntry, FailoverLog, create_entry, prune_log, sanitise_log
+from penstock.store.history.failover_log import FailoverLog, create_entry, prune_log, sanitise_log
 from penstock.store.history.history_snapshot import Snapshot
 from penstock.store.history.vbucket_changes import REFUSED, VbucketChanges
 from penstock.store.history.vbucket_prepares import VbucketPrepares
 from penstock.wire.codec.constants import MAX_SEQNO, VbucketState
-
-__all__ = ["CopyFeed", "VbucketHistory"]
+from penstock.wire.messages.kv import FailoverEntry
 
 _MILLISECOND = 1_000_000
 

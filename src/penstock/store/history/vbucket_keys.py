@@ -10,8 +10,6 @@ from penstock.store.log.key_search import UnloadedKeys
 from penstock.store.log.key_table import KeyTable
 from penstock.store.log.row_index import RowIndex
 
-__all__ = ["NewestSeqnos", "VbucketKeys"]
-
 _ALIGNED = 16  # bytes, to which objects are rounded up
 _INT_BYTES = 32
 _FREED_PER_ROW = 4  # keys that are freed in the time in which one is read

@@ -30,8 +30,6 @@ from penstock.store.log.logged_frames import Frame
 from penstock.wire.codec.constants import DurabilityLevel
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION, PREPARED_COLLECTION, split_collection_key
 
-__all__ = ["Chains", "VbucketPrepares"]
-
 Chains = tuple[tuple[str | None, ...], ...]
 """The replication chains of a vbucket: names of nodes, the active node first. None is a replica that does not exist."""
 

@@ -25,8 +25,6 @@ from penstock.store.log.rewrite import RewrittenSegment
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment, new_active_buffer
 
-__all__ = ["Log", "MemoryLog"]
-
 _ANY_SEQNO = 2**63 - 1
 
 
@@ -108,6 +106,7 @@ class MemorySegment:
         self.end = self.limit = 0
 
     def append(self, frame: Frame, supersedes: int) -> int:
+        """Return the offset of a frame that this appends. There must be room."""
         offset = self.end
         self.end = end = offset + len(frame)
         if isinstance(frame, bytes):
@@ -117,6 +116,7 @@ class MemorySegment:
         return offset
 
     def append_run(self, run: FrameRun, supersedes: Column) -> Column:
+        """Return the offsets of frames that this appends. There must be room."""
         first, last = int(run.bounds[0]), int(run.bounds[-1])
         offsets = run.bounds[:-1] + (self.end - first)
         self.buffer[self.end : self.end + last - first] = memoryview(run.data)[first:last]
@@ -137,6 +137,7 @@ class MemoryStorage:
         return None
 
     def store(self, rewritten: RewrittenSegment) -> RewrittenSegment:
+        """Return the segment as it is."""
         return rewritten
 
     def discard(self, rewritten: RewrittenSegment | None) -> None:
@@ -150,9 +151,11 @@ class NoFiles:
     """The unwritten segments of a log in memory: there are none, since no segment needs a disk."""
 
     def list_numbers(self) -> set[int]:
+        """Return no number."""
         return set()
 
     def find_persisted_seqno(self, index: RowIndex) -> int:
+        """Return a seqno above all others."""
         return _ANY_SEQNO
 
 

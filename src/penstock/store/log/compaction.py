@@ -31,8 +31,6 @@ from penstock.store.log.rewrite_choice import choose_next_in_pass, choose_next_r
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Segment
 
-__all__ = ["Compaction", "CompactionPlanner", "RetentionWindow", "SegmentStorage", "UnwrittenSegments"]
-
 _SHORT_PURGE_AGE = 60.0  # seconds. Source: kv_engine, ephemeral_metadata_purge_age
 _NANOSECONDS = 10**9
 _HELD_DELAY = 60 * _NANOSECONDS

@@ -12,21 +12,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.columns.data_forms import make_head_dtype
 from penstock.wire.messages.dcp import DeletionV2, Mutation
 
-__all__ = [
-    "fingerprint_keys",
-    "mask_mutations",
-    "read_by_seqnos",
-    "read_cas_values",
-    "read_collection_ids",
-    "read_delete_times",
-    "read_document_keys",
-    "read_expiries",
-    "read_field",
-    "read_keys",
-    "read_rev_seqnos",
-    "read_vbuckets",
-]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _MUTATION_EXTRAS = make_head_dtype(Mutation).itemsize - HEADER_BYTES
 _WORD = (0, "<u8")

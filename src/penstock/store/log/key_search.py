@@ -22,8 +22,6 @@ from penstock.store.log.segment import Column
 from penstock.store.slices import run_slices
 from penstock.wire.codec.frame import HEADER
 
-__all__ = ["UnloadedKeys"]
-
 _LOADED_AT_ONCE = 8192  # rows, a few milliseconds of work.
 _LOADED_BY_LOOKUP = 64  # Few, because a connection does many look-ups in one turn.
 _FEW_ROWS = 16 * 1024  # whose keys are read at once, in less than ten milliseconds

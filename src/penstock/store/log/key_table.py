@@ -11,8 +11,6 @@ from itertools import chain
 from sys import getsizeof
 from typing import Any
 
-__all__ = ["MANY_KEYS", "KeyTable"]
-
 MANY_KEYS = 128 * 1024
 """From so many keys on a vbucket has a table. To move as many in a dict takes 5 ms."""
 

@@ -12,8 +12,6 @@ from penstock.store.log.log_segments import LogSegments
 from penstock.store.log.quota import Quota
 from penstock.store.log.rewrite_choice import PRESSED
 
-__all__ = ["LogRoom", "RolledLog"]
-
 _CHECKS_PER_SEGMENT = 8  # at even distances between two seals
 _MOST_WAITING_BYTES = 256 * 1024 * 1024  # bytes that wait for compaction or the disk, or as many as four segments have
 

@@ -11,8 +11,6 @@ from penstock.store.log.logged_frames import Frame, FrameRun
 from penstock.store.log.row_index import RowIndex
 from penstock.store.log.segment import Column, Rows, Segment
 
-__all__ = ["ActiveSegment", "LogSegments", "LoggedVbucket"]
-
 
 class LoggedChanges(Protocol):
     """The changes of a vbucket, as far as compaction needs them."""

@@ -10,8 +10,6 @@ import numpy.typing as npt
 from penstock.store.log.segment import Column
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["LONG_FROM", "Frame", "FrameRun", "LongFrame"]
-
 LONG_FROM: Final = 256 * 1024
 """Bytes of a value from which on its frame is written to the log in two parts, with one copy of the value."""
 

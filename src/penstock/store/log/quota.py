@@ -6,8 +6,6 @@ from collections.abc import Callable
 
 from penstock.errors import OutOfMemory, TemporaryFailure
 
-__all__ = ["HIGH_WATER", "LOW_WATER", "SEGMENT_BYTES", "Quota"]
-
 SEGMENT_BYTES = 16 * 1024 * 1024
 """Bytes of a segment in memory: sealed in a few milliseconds, for which an event loop can be held."""
 

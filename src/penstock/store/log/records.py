@@ -24,21 +24,6 @@ from crc32c import crc32c
 from penstock.store.log.segment import Column, Lengths
 from penstock.wire.codec.opcodes import Magic
 
-__all__ = [
-    "FILE_HEADER",
-    "RECORD_BYTES",
-    "ScannedRecords",
-    "find_later_record",
-    "is_file_header",
-    "pack_file_header",
-    "pack_record",
-    "pack_record_head",
-    "read_seed",
-    "read_supersedes",
-    "salvage_records",
-    "scan_records",
-]
-
 MAGIC = b"PSTKLOG1"
 FILE_HEADER = Struct("<8s16sQI")  # magic, uuid, number, crc32c of those
 

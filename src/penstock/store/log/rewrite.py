@@ -17,16 +17,6 @@ from penstock.store.log.records import read_supersedes
 from penstock.store.log.row_lookup import find_rows
 from penstock.store.log.segment import CUT, Column, Lengths, Rows, Segment, gather_frames, gather_pieces, new_buffer
 
-__all__ = [
-    "PurgeRequest",
-    "PurgedTombstone",
-    "RewriteLimits",
-    "RewrittenSegment",
-    "RowChoice",
-    "choose_rows",
-    "rewrite_segments",
-]
-
 Numbers = npt.NDArray[np.uint16]
 Mask = npt.NDArray[np.bool_]
 Bytes = npt.NDArray[np.uint8]
@@ -139,6 +129,7 @@ class RewrittenSegment(NamedTuple):
 
 
 def join_rows(sources: Sequence[Segment], fates: Sequence[Column]) -> JoinedRows:
+    """Return the rows of segments one after the other, with their fates."""
     return JoinedRows(
         np.concatenate([source.vbuckets for source in sources]),
         np.concatenate([source.seqnos for source in sources]),

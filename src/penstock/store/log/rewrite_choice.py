@@ -6,8 +6,6 @@ from collections.abc import Sequence, Set
 
 from penstock.store.log.segment import Segment
 
-__all__ = ["MOST_DEAD", "PRESSED", "choose_next_in_pass", "choose_next_rewrite", "estimate_gain", "find_unclustered"]
-
 MOST_DEAD = 0.2
 """The part of all frames that may be dead. Above it segments are rewritten that are dead to a smaller part."""
 

@@ -21,8 +21,6 @@ import numpy as np
 
 from penstock.store.log.segment import Column, Segment
 
-__all__ = ["RowIndex", "RowReader"]
-
 
 class RowReader(Protocol):
     """A reader that has yet to choose among rows of segments: a snapshot."""

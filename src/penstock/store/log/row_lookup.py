@@ -7,8 +7,6 @@ import numpy.typing as npt
 
 from penstock.store.log.segment import Column
 
-__all__ = ["find_rows", "find_rows_slowly"]
-
 Numbers = npt.NDArray[np.uint16]
 
 _DISTINCT_BITS = np.uint64(47)

@@ -20,20 +20,6 @@ import pyarrow as pa
 from penstock.errors import TemporaryFailure
 from penstock.wire.columns.arrow_arrays import make_row_numbers
 
-__all__ = [
-    "CUT",
-    "Column",
-    "Lengths",
-    "Rows",
-    "Segment",
-    "gather_ascending",
-    "gather_frames",
-    "gather_pieces",
-    "make_arrow_values",
-    "new_active_buffer",
-    "new_buffer",
-]
-
 Column = npt.NDArray[np.int64]
 Lengths = npt.NDArray[np.uint32]
 

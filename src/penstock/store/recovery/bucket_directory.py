@@ -15,22 +15,6 @@ from penstock.store.disk.bucket_files import Directory
 from penstock.store.disk.checked_json import make_json_draft_name, replace_json, unpack_json
 from penstock.store.disk.inventory import INVENTORY
 
-__all__ = [
-    "BUCKET",
-    "COPY",
-    "FORMAT",
-    "FORMAT_WITHOUT_INVENTORY",
-    "check_identity",
-    "create_record",
-    "describe_refusal",
-    "has_bucket",
-    "lock_directory",
-    "read_copy",
-    "read_record",
-    "write_copy",
-    "write_record",
-]
-
 FORMAT = 4
 """The newest format. Since 3 a directory with files has an inventory, since 4 notes have runs of collections."""
 

@@ -9,8 +9,6 @@ from penstock.store.disk.inventory import Inventory, ListedSegment
 from penstock.store.disk.log_file import make_log_name, parse_log_number
 from penstock.store.disk.sealed_segment import is_draft, parse_draft_ids, parse_segment_ids
 
-__all__ = ["ArrangedFiles", "SegmentCandidates", "arrange_by_inventory", "arrange_by_names"]
-
 
 class SegmentCandidates(NamedTuple):
     """The files that may be the file of one segment.

@@ -21,8 +21,6 @@ from penstock.store.recovery.found_files import Damage, FileGap, FoundFiles
 from penstock.store.recovery.log_scan import find_promised_drafts, read_logs
 from penstock.store.recovery.segment_scan import read_segment, read_unlisted
 
-__all__ = ["name_drafts", "scan_files"]
-
 
 def scan_files(directory: Directory, record: Mapping[str, Any]) -> FoundFiles:
     """Read and check the files of a bucket.

@@ -11,19 +11,6 @@ from penstock.store.disk.log_notes import CLEAN, HEAD, OPENED
 from penstock.store.disk.sealed_segment import SegmentFile, make_segment_name
 from penstock.store.log.records import FILE_HEADER, ScannedRecords
 
-__all__ = [
-    "RECORDS_AT",
-    "BadBlock",
-    "Damage",
-    "FileGap",
-    "FoundFiles",
-    "IgnoredLog",
-    "LogEnd",
-    "ReadLog",
-    "TornEnd",
-    "end_log",
-]
-
 RECORDS_AT = FILE_HEADER.size
 """The offset of the first record in a log file."""
 

@@ -25,9 +25,6 @@ from penstock.store.log.row_lookup import find_rows
 from penstock.store.log.segment import CUT, Column, Rows, Segment
 from penstock.store.recovery.found_files import FoundFiles, ReadLog
 
-__all__ = ["mark_superseded", "recover_log"]
-
-
 # Rows
 
 

@@ -27,8 +27,6 @@ from penstock.store.log.records import (
 )
 from penstock.store.recovery.found_files import RECORDS_AT, Damage, FoundFiles, IgnoredLog, ReadLog, TornEnd, end_log
 
-__all__ = ["find_promised_drafts", "read_logs"]
-
 
 def find_promised_drafts(directory: Directory, uuid: bytes, names: Sequence[str]) -> dict[tuple[int, int], str]:
     """Return the drafts that a note in the log made segments since the bucket was opened last.

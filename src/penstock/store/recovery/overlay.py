@@ -12,8 +12,6 @@ from penstock.store.disk.inventory import INVENTORY
 from penstock.store.disk.log_file import parse_log_number
 from penstock.store.disk.sealed_segment import parse_segment_ids
 
-__all__ = ["DiscardingDirectory", "OverlayDirectory"]
-
 _DRAFT = ".repaired"
 _INVENTORIES = INVENTORY, make_json_draft_name(INVENTORY)
 

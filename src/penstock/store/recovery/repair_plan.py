@@ -39,17 +39,6 @@ from penstock.store.recovery.log_replay import recover_log
 from penstock.store.recovery.overlay import DiscardingDirectory
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = [
-    "DamageLoss",
-    "LostChanges",
-    "RemainingVbucket",
-    "RepairPlan",
-    "TrialRecovery",
-    "apply_plan",
-    "describe_vbucket",
-    "plan_repair",
-]
-
 Mask = npt.NDArray[np.bool_]
 
 

@@ -39,8 +39,6 @@ from penstock.store.recovery.repair_plan import (
     plan_repair,
 )
 
-__all__ = ["CheckReport", "check_bucket", "finish_repair", "lock_for_repair", "repair_bucket", "restore_record"]
-
 _ASIDE = "damaged"  # the directory of replaced files
 
 

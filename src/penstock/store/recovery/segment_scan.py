@@ -20,8 +20,6 @@ from penstock.store.disk.sealed_segment import (
 from penstock.store.recovery.file_arrangement import SegmentCandidates
 from penstock.store.recovery.found_files import BadBlock, Damage, FileGap, FoundFiles
 
-__all__ = ["read_segment", "read_unlisted"]
-
 
 def read_segment(
     found: FoundFiles, directory: Directory, record: Mapping[str, Any], candidates: SegmentCandidates

@@ -22,20 +22,6 @@ from penstock.store.subdoc.path import KeyComponent, parse_path
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.statuses import Status
 
-__all__ = [
-    "MUTATION_MACROS",
-    "CommandContext",
-    "EditedDocument",
-    "check_macro",
-    "decode_binary",
-    "encode_binary",
-    "expand_document_macro",
-    "is_system",
-    "is_virtual",
-    "make_virtual_object",
-    "parse_xattr_name",
-]
-
 
 class EditedDocument(NamedTuple):
     """A document, or a deleted document with the attributes that remain.

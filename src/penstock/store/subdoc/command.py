@@ -38,8 +38,6 @@ from penstock.wire.messages.dcp_values import pack_xattrs
 from penstock.wire.messages.subdoc import LookupResult, LookupSpec, MutationResult, MutationSpec
 from penstock.wire.values.json_value import detect_json
 
-__all__ = ["ChangedDocument", "change_document", "run_lookups", "select_document"]
-
 _MKDIR_P, _XATTR, _BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
 _EXPAND = int(PathFlag.EXPAND_MACROS)
 _ADD, _REVIVE, _ACCESS = int(DocFlag.ADD), int(DocFlag.REVIVE), int(DocFlag.ACCESS_DELETED)

@@ -17,8 +17,6 @@ from penstock.store.subdoc.text import MAX_DEPTH, WHITE, JsonText, Splice, count
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["EDITS", "READS", "creates_array"]
-
 _LOWEST, _HIGHEST = -(2**63), 2**63 - 1
 _MOST_DIGITS = 20
 _DELTA = re.compile(r"-?[1-9][0-9]{0,18}")

@@ -15,8 +15,6 @@ from typing import NamedTuple
 from penstock.errors import StatusError, make_status_error
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["LAST", "MAX_COMPONENTS", "MAX_PATH", "Component", "KeyComponent", "Path", "format_path", "parse_path"]
-
 MAX_PATH = 1024
 """The maximum length of a path, in bytes."""
 

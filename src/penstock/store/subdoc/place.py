@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Final, NamedTuple
 
-__all__ = ["MISMATCH", "MISSING", "PathPlace"]
-
 MISSING: Final = -1
 MISMATCH: Final = -2
 

@@ -20,8 +20,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.subdoc import LookupSpec, MutationSpec
 
-__all__ = ["check_changes", "check_lookups", "find_xattr_names"]
-
 # Plain numbers: the checks run for every operation, and an operator of a flag costs as much as ten of an int.
 MKDIR_P, XATTR, BINARY = int(PathFlag.MKDIR_P), int(PathFlag.XATTR), int(PathFlag.BINARY)
 EXPAND = int(PathFlag.EXPAND_MACROS)

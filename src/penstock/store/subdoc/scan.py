@@ -17,8 +17,6 @@ from typing import NoReturn
 from penstock.store.subdoc.path import LAST, Component, Path
 from penstock.store.subdoc.place import MISMATCH, MISSING, PathPlace
 
-__all__ = ["find_item", "locate"]
-
 _TOO_DEEP = 1025
 """The reported levels of a text that exceeds the interpreter's recursion limit of 1000."""
 

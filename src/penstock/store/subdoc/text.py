@@ -20,8 +20,6 @@ from penstock.wire.codec import native
 from penstock.wire.codec.statuses import Status
 from penstock.wire.values.large_bytes import join_buffers
 
-__all__ = ["MAX_DEPTH", "WHITE", "JsonText", "Splice", "count_levels", "skip_space"]
-
 MAX_DEPTH = 32
 """The maximum number of levels of arrays and objects, with the outermost."""
 

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple
 
 from penstock.wire.codec.frame import Frame
 
-__all__ = ["DecodedForm", "make_decoder"]
-
 _COMMON = {name: name for name in ("opaque", "cas", "datatype", "key", "value", "framing")} | {"received_as": "opcode"}
 """Fields of every message, and the part of the frame that each one is."""
 

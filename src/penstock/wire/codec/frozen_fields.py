@@ -10,8 +10,6 @@ from collections.abc import Callable
 from dataclasses import MISSING, Field, FrozenInstanceError, dataclass, field, fields
 from typing import Any, ClassVar, NoReturn, TypeVar, dataclass_transform
 
-__all__ = ["FrozenFields", "freeze_fields"]
-
 
 class FrozenFields:
     """Base of the classes that `freeze_fields` makes. They are equal if all their compared fields are."""

@@ -11,8 +11,6 @@ import os
 import warnings
 from types import ModuleType
 
-__all__ = ["extension", "load_extension"]
-
 _NAME = "penstock.wire._native"
 
 

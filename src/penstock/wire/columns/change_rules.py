@@ -11,8 +11,6 @@ from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.flags import TapFlag
 from penstock.wire.messages.dcp_values import unpack_xattrs
 
-__all__ = ["breaks_layout", "has_rev_seqno", "has_reversed_flags", "is_value_omitted", "read_xattrs"]
-
 _NO_VALUE, _NETWORK_BYTE_ORDER = int(TapFlag.NO_VALUE), int(TapFlag.NETWORK_BYTE_ORDER)
 _REV_SEQNO_BYTES = 8
 

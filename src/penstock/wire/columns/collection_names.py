@@ -11,8 +11,6 @@ import pyarrow as pa
 from penstock.wire.columns.arrow_arrays import CACHED_ROWS, Column, make_row_numbers, make_texts, repeat_text
 from penstock.wire.values.collection_key import DEFAULT_COLLECTION
 
-__all__ = ["DEFAULT_NAME", "CollectionName", "CollectionNames"]
-
 DEFAULT_NAME = "_default"
 """The name of every bucket's first scope, and of the first collection in it."""
 

@@ -28,8 +28,6 @@ from penstock.wire.messages.upr import UprDeletion, UprExpiration, UprMutation
 from penstock.wire.messages.upr_draft import DraftDeletion, DraftExpiration, DraftMutation
 from penstock.wire.values.collection_key import DEFAULT_PREFIX
 
-__all__ = ["DCP", "FORMS", "NATIVE", "STORED_NAMES", "Column", "FrameForm", "HeadRules", "Numbers"]
-
 Column = npt.NDArray[Any]
 Numbers = int | Column
 Stored = Column | Mapping[str, int]

@@ -22,8 +22,6 @@ from penstock.wire.columns.heads import Heads, Run, gather_heads
 from penstock.wire.messages.dcp_values import split_extended_meta
 from penstock.wire.values.snappy import get_inflated_limit, inflate
 
-__all__ = ["gather_plain_heads", "inflate_run", "inflate_value"]
-
 _SNAPPY = int(Datatype.SNAPPY)
 _LIMITS = get_inflated_limit(0), get_inflated_limit(Datatype.XATTR)
 _FEW = 16

@@ -21,8 +21,6 @@ from penstock.wire.messages.dcp import COLLECTION_SEPARATOR
 from penstock.wire.values.collection_key import split_collection_key
 from penstock.wire.values.json_value import is_utf8
 
-__all__ = ["decode_messages"]
-
 _XATTR = int(Datatype.XATTR)
 _new_change = tuple.__new__
 

@@ -22,8 +22,6 @@ from penstock.wire.columns.data_forms import (
     Shapes,
 )
 
-__all__ = ["NONZERO", "PREFIXED_TABLE", "TABLES", "NativeTable"]
-
 
 class NativeTable(NamedTuple):
     """A dialect's data messages, as the functions of _native.c read them.

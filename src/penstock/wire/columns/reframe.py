@@ -33,8 +33,6 @@ from penstock.wire.columns.data_forms import make_head_dtype
 from penstock.wire.columns.frame_form import STORED_NAMES, Column, FrameForm, Numbers
 from penstock.wire.messages.dcp import MUTATION_HEAD, Mutation
 
-__all__ = ["reframe"]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 
 _STORED = make_head_dtype(Mutation)

@@ -23,8 +23,6 @@ from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.messages.dcp_values import pack_xattrs, unpack_xattrs
 from penstock.wire.values.snappy import deflate, inflate
 
-__all__ = ["Revalued", "ValueOptions", "revalue"]
-
 _MUTATION = int(Opcode.DCP_MUTATION)
 _JSON, _SNAPPY, _XATTR = int(Datatype.JSON), int(Datatype.SNAPPY), int(Datatype.XATTR)
 _FEW = 16  # frames: with fewer of them, a loop that finds nothing is faster than a column

@@ -9,18 +9,6 @@ from __future__ import annotations
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, ServerRequest, ServerResponse, message, u16, u32, u64
 from penstock.wire.codec.opcodes import Opcode, ServerOpcode
 
-__all__ = [
-    "ClustermapChanged",
-    "GetErrorMap",
-    "ListBuckets",
-    "OldClustermapChanged",
-    "OldSetClusterConfig",
-    "OldestSetClusterConfig",
-    "ServerReply",
-    "SetClusterConfig",
-    "Verbosity",
-]
-
 
 @message(Opcode.VERBOSITY)
 class Verbosity(Request):

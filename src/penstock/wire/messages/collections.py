@@ -9,16 +9,6 @@ from __future__ import annotations
 from penstock.wire.codec.layout import MAYBE, PRESENT, Request, Response, message, u32, u64
 from penstock.wire.codec.opcodes import Opcode
 
-__all__ = [
-    "CollectionIdReply",
-    "GetCollectionId",
-    "GetManifest",
-    "GetScopeId",
-    "ManifestReply",
-    "ScopeIdReply",
-    "SetManifest",
-]
-
 
 @message(Opcode.COLLECTIONS_SET_MANIFEST, value=PRESENT)
 class SetManifest(Request):

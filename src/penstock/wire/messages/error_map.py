@@ -12,8 +12,6 @@ from typing import Final
 
 from penstock.wire.codec.statuses import Status
 
-__all__ = ["ATTRIBUTES", "LATEST_VERSION", "MEANINGS", "build_error_map"]
-
 LATEST_VERSION: Final = 2
 _REVISION: Final = 2
 """Raised whenever an entry changes."""

@@ -16,19 +16,6 @@ from penstock.wire.codec.constants import DurabilityLevel, FrameInfoId, Response
 from penstock.wire.codec.statuses import Status
 from penstock.wire.messages.dcp_values import pack_framing, pack_stream_id, unpack_framing, unpack_stream_id
 
-__all__ = [
-    "Durability",
-    "RequestInfos",
-    "ResponseInfos",
-    "decode_duration",
-    "encode_duration",
-    "pack_duration",
-    "pack_request_infos",
-    "pack_response_infos",
-    "unpack_request_infos",
-    "unpack_response_infos",
-]
-
 _U16 = Struct(">H")
 _NO_TIMEOUTS = (0, 0xFFFF)
 _REPEATABLE = frozenset((FrameInfoId.BARRIER, FrameInfoId.DURABILITY, FrameInfoId.PRESERVE_TTL))

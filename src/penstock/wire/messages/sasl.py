@@ -9,9 +9,6 @@ from __future__ import annotations
 from penstock.wire.codec.layout import MAYBE, PRESENT, Message, Request, Response, message
 from penstock.wire.codec.opcodes import Opcode
 
-__all__ = ["SECRETS", "SaslAuth", "SaslListMechs", "SaslReply", "SaslStep"]
-
-
 SECRETS = frozenset((Opcode.SASL_AUTH, Opcode.SASL_STEP))
 """Commands whose requests and replies have secret values."""
 

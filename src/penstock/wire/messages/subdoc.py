@@ -17,34 +17,6 @@ from penstock.wire.codec.layout import ABSENT, MAYBE, PRESENT, Part, Request, Re
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
 
-__all__ = [
-    "LOOKUPS",
-    "MAX_PATHS",
-    "MUTATIONS",
-    "RESULTS",
-    "WITH_ONE_PATH",
-    "LookupReply",
-    "LookupResult",
-    "LookupSpec",
-    "MultiLookup",
-    "MultiMutation",
-    "MutationReply",
-    "MutationResult",
-    "MutationSpec",
-    "Needs",
-    "SubdocLookup",
-    "SubdocMutation",
-    "find_unmet_need",
-    "pack_lookup_results",
-    "pack_lookup_specs",
-    "pack_mutation_results",
-    "pack_mutation_specs",
-    "unpack_lookup_results",
-    "unpack_lookup_specs",
-    "unpack_mutation_results",
-    "unpack_mutation_specs",
-]
-
 MAX_PATHS: Final = 16
 """Paths of one command. Source: docs/SubDocument.md."""
 

@@ -13,8 +13,6 @@ from enum import Enum
 from penstock.errors import OrderViolation
 from penstock.wire.codec.constants import Dialect, VbucketState
 
-__all__ = ["ANNOUNCEMENTS", "TAKEOVER_TRANSITIONS", "TakeoverEvent", "TakeoverState", "advance_takeover"]
-
 
 class TakeoverState(Enum):
     """The states of a takeover, in order."""

@@ -12,15 +12,6 @@ from typing import Final
 
 from penstock.errors import LocalProtocolError, RemoteProtocolError
 
-__all__ = [
-    "DEFAULT_COLLECTION",
-    "DEFAULT_PREFIX",
-    "PREPARED_COLLECTION",
-    "SYSTEM_COLLECTION",
-    "pack_collection_id",
-    "split_collection_key",
-]
-
 DEFAULT_COLLECTION: Final = 0
 SYSTEM_COLLECTION: Final = 1
 """The collection in which a bucket keeps events of collections. It is never on the wire."""

@@ -26,27 +26,6 @@ from msgspec.json import Decoder
 from penstock.wire.codec import native
 from penstock.wire.codec.flags import Datatype
 
-__all__ = [
-    "MAX_LEVELS",
-    "NUMBER",
-    "Element",
-    "Member",
-    "RepeatedNames",
-    "TooDeepJson",
-    "WrittenFloat",
-    "call_with_levels",
-    "describe_oddness",
-    "detect_json",
-    "is_text",
-    "is_utf8",
-    "parse_json",
-    "parse_written_json",
-    "read_elements",
-    "read_members",
-    "read_object",
-    "write_number",
-]
-
 S = TypeVar("S")
 T = TypeVar("T")
 

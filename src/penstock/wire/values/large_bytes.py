@@ -11,8 +11,6 @@ import numpy as np
 from penstock.wire.codec import native
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["join_buffers", "to_bytes", "touch_pages"]
-
 _PAGE = 4096
 _join = getattr(native.extension, "join", None)  # an extension module of an older release has no such function
 

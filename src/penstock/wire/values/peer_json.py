@@ -15,8 +15,6 @@ from msgspec.json import Decoder
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["MOST_JSON_BYTES", "read_peer_json"]
-
 T = TypeVar("T")
 
 MOST_JSON_BYTES = 4 * 1024 * 1024

@@ -7,8 +7,6 @@ import unicodedata
 
 from penstock.errors import UsageError
 
-__all__ = ["prepare_text"]
-
 _PROHIBITED = (
     (stringprep.in_table_b1, "a character that means nothing"),
     (stringprep.in_table_c12, "a space that is not ASCII's"),

@@ -25,8 +25,6 @@ from typing import Final
 
 from penstock.errors import RemoteProtocolError
 
-__all__ = ["MAX_ITERATIONS", "MIN_ITERATIONS", "SCRAM", "ScramClient", "ScramKeys", "ScramServer"]
-
 SCRAM: Final[Mapping[str, str]] = MappingProxyType(
     {"SCRAM-SHA512": "sha512", "SCRAM-SHA256": "sha256", "SCRAM-SHA1": "sha1"}
 )

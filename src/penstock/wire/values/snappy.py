@@ -14,8 +14,6 @@ from penstock.wire.codec.constants import MAX_VALUE
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import Buffer
 
-__all__ = ["MAX_INFLATED", "deflate", "get_inflated_limit", "inflate", "read_inflated_length"]
-
 _XATTR = int(Datatype.XATTR)
 
 MAX_INFLATED: Final = MAX_VALUE + 1024 * 1024

@@ -15,8 +15,6 @@ from penstock.node.stats.bucket_stats import read_bucket_stats
 from penstock.node.stats.storage_stats import list_tasks
 from penstock.node.timing.histogram import Histogram
 
-__all__ = ["MAX_ENDPOINTS", "BucketSample", "gather_sample"]
-
 MAX_ENDPOINTS: Final = 500
 """Connections that a sample shows; the totals include all."""
 

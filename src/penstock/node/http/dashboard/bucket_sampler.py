@@ -14,8 +14,6 @@ from penstock.node.http.dashboard.bucket_sample import BucketSample, gather_samp
 from penstock.node.session.node_services import NodeServices
 from penstock.node.stats.collection_stats import count_items
 
-__all__ = ["BucketSampler", "SamplerList"]
-
 SECONDS: Final = 1.0
 """The shortest time between two samples."""
 

@@ -29,8 +29,6 @@ from penstock.wire.columns.revalue import ValueOptions
 from penstock.wire.columns.schema import Change
 from penstock.wire.messages.dcp import DeletionV2, Expiration, Mutation
 
-__all__ = ["ChangePage", "ChangePageReader", "make_change_filter"]
-
 _MAX_FRAMES = 4000  # read for one answer, wherever a filter leaves most of them out
 _MAX_BYTES = 4 * 1024 * 1024
 _PIECE_BYTES = 64 * 1024  # decoded at once, so that the event loop goes on

@@ -34,8 +34,6 @@ from penstock.store.documents.vbucket import Vbucket
 
 T = TypeVar("T")
 
-__all__ = ["make_dashboard_pages"]
-
 
 class _EndRequest(msgspec.Struct):
     """The body of a request to end streams; name: that of the connection."""

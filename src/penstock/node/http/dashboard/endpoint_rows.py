@@ -7,8 +7,6 @@ from penstock.client.dashboard.stat_rows import name_open_flags
 from penstock.node.buckets.endpoint_reports import EndpointReport, StreamRole
 from penstock.wire.codec.constants import MAX_SEQNO
 
-__all__ = ["find_phase", "make_endpoint_row", "make_stream_row"]
-
 
 def make_endpoint_row(report: EndpointReport, lag_seconds: float) -> ConnectionRow:
     """Return a connection with the sums of its streams.

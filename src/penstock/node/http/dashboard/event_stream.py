@@ -15,8 +15,6 @@ from penstock.node.http.dashboard.bucket_sampler import BucketSampler
 from penstock.node.http.dashboard.viewer_documents import ViewerDocuments
 from penstock.node.http.pages.http_authentication import PageRequest
 
-__all__ = ["EventStream"]
-
 
 class EventStream(Response):
     """Sends a document now and after each sample, as events.

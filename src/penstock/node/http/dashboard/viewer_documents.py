@@ -26,8 +26,6 @@ from penstock.node.http.dashboard.bucket_sampler import BucketSampler
 from penstock.node.http.pages import http_documents
 from penstock.node.http.pages.http_authentication import PageRequest
 
-__all__ = ["ViewerDocuments"]
-
 MAX_USERS: Final = 200
 
 

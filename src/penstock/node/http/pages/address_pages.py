@@ -16,8 +16,6 @@ from penstock.node.cluster.own_map import AlternateAddress
 from penstock.node.http.pages.forms import FormErrors, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
 
-__all__ = ["PAGES"]
-
 _PORT_NAMES = {"kv": "kv", "kvSSL": "kv_tls", "mgmt": "mgmt", "mgmtSSL": "mgmt_tls"}
 """Names of services in the form of an alternate address -> their fields."""
 

@@ -18,8 +18,6 @@ from penstock.node.http.pages.document_stream import MapStream
 from penstock.node.http.pages.forms import FormErrors, change_spec, make_spec, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 
-__all__ = ["PAGES"]
-
 
 async def _list_buckets(request: PageRequest) -> Response:
     items = request.count_items()

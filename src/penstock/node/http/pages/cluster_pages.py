@@ -10,8 +10,6 @@ from penstock.node.cluster.release import VERSION
 from penstock.node.http.pages import http_documents
 from penstock.node.http.pages.http_authentication import Page, PageRequest, make_json_response
 
-__all__ = ["PAGES"]
-
 
 async def _show_root(request: PageRequest) -> Response:
     version = {} if request.is_unauthenticated else {"version": VERSION}

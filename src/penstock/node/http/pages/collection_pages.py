@@ -18,8 +18,6 @@ from penstock.node.http.pages.http_authentication import Page, PageRequest
 from penstock.store.definition.bucket_settings import MAX_TTL
 from penstock.store.definition.manifest import Collection, Manifest
 
-__all__ = ["PAGES"]
-
 WAIT_SECONDS = 10.0
 
 

@@ -11,8 +11,6 @@ from starlette.types import Receive, Scope, Send
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.node.http.pages.http_authentication import PageRequest
 
-__all__ = ["SEPARATOR", "MapStream"]
-
 SEPARATOR = b"\n\n\n\n"
 """Separates the documents of a stream, as in ns_server."""
 

@@ -15,17 +15,6 @@ from penstock.errors import UsageError
 from penstock.node.buckets.bucket_spec import MAX_REPLICAS, BucketSpec
 from penstock.node.http.protocol.request_reader import MAX_BODY
 
-__all__ = [
-    "MAX_BODY",
-    "FormErrors",
-    "change_spec",
-    "make_number_parser",
-    "make_spec",
-    "parse_flag",
-    "read_body",
-    "read_form",
-]
-
 MAX_FIELDS = 100
 _MEGABYTE = 1024 * 1024
 _LARGEST_QUOTA = 2**40  # megabytes
@@ -101,6 +90,8 @@ def parse_flag(text: str) -> bool:
 
 
 def make_choice_parser(*known: str, **others: str) -> Callable[[str], str]:
+    """Return a parser of a field with known texts. `others` are further texts, with the known one that each means."""
+
     def read(text: str) -> str:
         if text not in known and text not in others:
             raise ValueError(f"expected {', '.join((*known, *others))}, found {text[:40]!r}")

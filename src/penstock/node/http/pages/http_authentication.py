@@ -32,8 +32,6 @@ from penstock.node.http.pages.http_state import HttpState, ManagedNode
 from penstock.node.session.node_services import NodeServices
 from penstock.store.definition.manifest import Manifest
 
-__all__ = ["MISSING", "Page", "PageRequest", "make_json_response", "make_route"]
-
 MISSING = "Requested resource not found."
 """The text of a 404: the bucket does not exist, or the user must not know of it."""
 

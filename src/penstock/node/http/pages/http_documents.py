@@ -23,21 +23,6 @@ from penstock.store.definition.bucket_settings import BucketSettings
 from penstock.store.definition.manifest import Manifest
 from penstock.wire.codec.constants import VbucketState
 
-__all__ = [
-    "count_visible_items",
-    "get_shown_uuid",
-    "list_places",
-    "make_bucket",
-    "make_bucket_nodes",
-    "make_bucket_stat",
-    "make_bucket_stats",
-    "make_nodes",
-    "make_pool",
-    "make_pools",
-    "make_unauthenticated_pools",
-    "make_unopened_bucket",
-]
-
 _COMPATIBILITY = (7 << 16) + 6
 _MEGABYTE = 1024 * 1024
 _TYPES = {"couchbase": "membase"}  # other kinds have the same name in documents

@@ -8,8 +8,6 @@ from typing import Protocol
 from penstock.node.auth.listener_access import ListenerAccess
 from penstock.node.session.node_services import NodeServices
 
-__all__ = ["HttpState", "ManagedNode"]
-
 
 class ManagedNode(NodeServices, Protocol):
     """A running node, as its pages see it."""

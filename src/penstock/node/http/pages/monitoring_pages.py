@@ -16,8 +16,6 @@ from penstock.node.http.pages.http_authentication import Page, PageRequest, make
 from penstock.node.http.pages.http_state import ManagedNode
 from penstock.node.stats.node_metrics import NodeMetrics
 
-__all__ = ["PAGES"]
-
 
 async def _show_metrics(request: PageRequest) -> Response:
     """Return the metrics of the node, and of the buckets whose statistics the user may read."""

@@ -9,8 +9,6 @@ from starlette.responses import Response
 
 from penstock.node.http.pages.http_authentication import Page, PageRequest
 
-__all__ = ["PAGES"]
-
 
 async def _list_tasks(request: PageRequest) -> Response:
     return request.make_json_response([{"type": "rebalance", "status": "notRunning", "statusIsStale": False}])

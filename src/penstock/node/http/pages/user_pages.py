@@ -21,8 +21,6 @@ from penstock.node.auth.users_file import UsersFile, change_users
 from penstock.node.http.pages.forms import FormErrors, read_form
 from penstock.node.http.pages.http_authentication import Page, PageRequest
 
-__all__ = ["PAGES"]
-
 _DESCRIPTIONS = {
     RoleName.DATA_READER: ("Data Reader", "Reads documents."),
     RoleName.DATA_WRITER: ("Data Writer", "Changes documents, without reading them."),

@@ -13,8 +13,6 @@ from starlette.types import ASGIApp, Message, Scope
 from penstock.names import unquote_part
 from penstock.node.http.protocol.request_reader import RequestRefused, split_target
 
-__all__ = ["Exchange", "get_reason_phrase", "make_scope"]
-
 logger = logging.getLogger("penstock.node")
 
 

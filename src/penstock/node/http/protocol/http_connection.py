@@ -16,8 +16,6 @@ from penstock.node.http.protocol.request_pipeline import PipelineServer, Request
 from penstock.node.http.protocol.response_output import ResponseOutput
 from penstock.node.transport.deadline_timer import DeadlineTimer
 
-__all__ = ["ConnectionHost", "HttpConnection"]
-
 _LINGER_SECONDS = 1.0  # for the client to close first
 _SYSTEM_BYTES: Final = 64 * 1024  # send buffer; with the usual megabytes, a slow client seems to read nothing
 

@@ -12,8 +12,6 @@ from penstock.node.http.protocol.request_reader import MAX_HEAD_BYTES, RequestEv
 from penstock.node.http.protocol.response_output import ResponseOutput
 from penstock.node.transport.deadline_timer import DeadlineTimer
 
-__all__ = ["PipelineConnection", "PipelineServer", "RequestPipeline"]
-
 _KEEP_ALIVE_SECONDS = 60.0
 _MAX_UNREAD_BODY: Final = 64 * 1024
 

@@ -13,16 +13,6 @@ from typing import Final
 
 import h11
 
-__all__ = [
-    "MAX_BODY",
-    "MAX_FIELD_LINES",
-    "MAX_HEAD_BYTES",
-    "RequestEvent",
-    "RequestReader",
-    "RequestRefused",
-    "split_target",
-]
-
 MAX_HEAD_BYTES: Final = 16 * 1024
 MAX_FIELD_LINES: Final = 100
 MAX_BODY: Final = 1024 * 1024

@@ -6,8 +6,6 @@ import asyncio
 
 from penstock.node.transport.unread_watch import UnreadWatch
 
-__all__ = ["ResponseOutput"]
-
 _UNREAD_SECONDS = 30.0  # within which the client must read some bytes
 
 

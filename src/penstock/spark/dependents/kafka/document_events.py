@@ -13,8 +13,6 @@ from penstock.spark.lake.changelog.ordered_changes import OrderedChanges
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.wire.columns.schema import Event
 
-__all__ = ["Correction", "DocumentEvent", "DocumentVersion", "EventOperation", "list_events", "list_versions"]
-
 BATCH_ROWS = 8192
 """Rows that become objects at once."""
 

@@ -15,8 +15,6 @@ from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import unsigned64
 from penstock.wire.values.json_value import detect_json
 
-__all__ = ["EventEncoder", "name_collection"]
-
 CONNECTOR = "penstock"
 
 

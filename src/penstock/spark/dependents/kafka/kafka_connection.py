@@ -17,8 +17,6 @@ from penstock.errors import UsageError
 from penstock.extras import describe_missing_extra
 from penstock.options import shared_option
 
-__all__ = ["KafkaConnection", "QuietLogger"]
-
 PropertyValue = str | int | float | bool
 
 _BROKER = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]+):[0-9]{1,5}")

@@ -12,8 +12,6 @@ from typing import Any
 from penstock.errors import Error, Unreachable, UntrustedNode
 from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection
 
-__all__ = ["KafkaPatience", "ignore_lost_exception", "translate_kafka_errors"]
-
 REFUSAL_SECONDS = 2.0
 """Seconds after a refusal in which another broker may still accept the connection."""
 _MEASURED = re.compile(r" \(after \d+ms in state [^)]*\)$")

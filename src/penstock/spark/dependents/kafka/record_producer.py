@@ -22,8 +22,6 @@ from penstock.spark.dependents.kafka.refused_records import (
 )
 from penstock.spark.dependents.kafka.sink_position import PositionTopic, SinkPosition
 
-__all__ = ["FlushedProducer", "RecordProducer", "TransactionalProducer"]
-
 QUEUE_KIBIBYTES = 64 << 10
 """Size of the records that wait for a broker, if the properties do not say otherwise."""
 POLL_SECONDS = 0.02

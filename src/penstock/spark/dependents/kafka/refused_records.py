@@ -21,16 +21,6 @@ from penstock.spark.sink import dead_letters
 from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.schema import unsigned64
 
-__all__ = [
-    "LetterBox",
-    "RangeLetters",
-    "RecordPlace",
-    "RecordRefusal",
-    "RecordsRefused",
-    "RefusedRecord",
-    "find_refusal",
-]
-
 _WAY_ON = "; dead_letter_path keeps such records, and sends the others"
 
 

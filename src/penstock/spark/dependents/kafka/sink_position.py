@@ -17,8 +17,6 @@ from penstock.spark.dependents.kafka.kafka_connection import KafkaConnection, Qu
 from penstock.spark.dependents.kafka.kafka_errors import KafkaPatience, translate_kafka_errors
 from penstock.spark.lake.tables.delta_table import RANGE_COUNT
 
-__all__ = ["PositionTopic", "SinkPosition"]
-
 NOTHING = -1
 """The version of a range of which nothing was sent."""
 FIRST_RECORDS, GROWTH = 64, 16

@@ -11,8 +11,6 @@ from penstock.errors import Error, UsageError
 from penstock.spark.dependents.kafka.refused_records import RecordRefusal
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 
-__all__ = ["TopicMissing", "TopicNames"]
-
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 _PLACEHOLDER = re.compile(r"\{([^{}]*)\}")
 _EXPECTED = "expected letters, digits, . _ and -, with {scope} and {collection} as placeholders"

@@ -27,8 +27,6 @@ from penstock.spark.values.typed_documents import ColumnRule
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ChildDefinition", "DeclaredColumns", "check_table_names", "name_child", "parse_children"]
-
 Path = tuple[str, ...]
 _ELEMENT = re.compile(r"(?P<array>(?:`[^`]*`|[^`\[\]])+)\[\]\.(?P<field>.+)")
 """A field of the elements of an array."""

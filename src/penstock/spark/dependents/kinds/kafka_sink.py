@@ -40,8 +40,6 @@ from penstock.spark.storage.stored_documents import create_document
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Delivery", "KafkaSink"]
-
 DIRECTORY = "kafka"
 """The directory of a lake that holds the positions and ids of its Kafka sinks."""
 TRANSACTION_BYTES = 32 << 20

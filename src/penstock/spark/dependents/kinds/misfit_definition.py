@@ -18,8 +18,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["MisfitDefinition"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MisfitDefinition(DependentKind):

@@ -45,8 +45,6 @@ from penstock.wire.codec.constants import Dialect
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["TableDefinition"]
-
 
 @register_kind
 @dataclass(frozen=True, slots=True, kw_only=True)

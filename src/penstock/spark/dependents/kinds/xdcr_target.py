@@ -41,8 +41,6 @@ from penstock.spark.storage.object_path import LakePath
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["LostVersions", "ReplicationResult", "Transform", "XdcrTarget", "replicate"]
-
 Transform = Callable[["DataFrame"], "DataFrame"] | str
 """A transformation of changes, row by row: a function of a frame, or a query in Spark's SQL over the view `changes`.
 

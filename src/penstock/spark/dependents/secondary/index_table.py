@@ -27,8 +27,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_files import read_parquet
 
-__all__ = ["DIRECTORY", "IndexTable", "read_stored_definition"]
-
 DIRECTORY = "indexes"
 """The directory of a lake that holds its indexes."""
 DEFINITION = "penstock.index"

@@ -32,20 +32,6 @@ from penstock.spark.lake.changelog.merge_rules import ROLLBACK_EVENTS, merge_cha
 from penstock.spark.source.offsets import Offset, ProvenEnd, VbucketOffset
 from penstock.wire.columns.schema import unsigned64
 
-__all__ = [
-    "EVIDENCE",
-    "RETAINED_EVENT",
-    "Boundary",
-    "RollbackPoint",
-    "SnapshotRows",
-    "collect_evidence",
-    "find_boundaries",
-    "find_floors",
-    "find_newest_boundary",
-    "merge_at_boundaries",
-    "select_rows_below",
-]
-
 EVIDENCE = ("vbucket", "history", "seqno", "event", "snapshot_start", "snapshot_end")
 """The columns of a change that show where boundaries are."""
 

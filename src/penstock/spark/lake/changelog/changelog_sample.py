@@ -21,8 +21,6 @@ from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.tables.inference import spread_rows
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["NAMES", "ChangelogSample"]
-
 NAMES = ["event", "collection_id", "scope", "collection"]
 """The columns that decide which documents a sample has."""
 SAMPLE_BYTES = 64 << 20

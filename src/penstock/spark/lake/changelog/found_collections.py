@@ -26,8 +26,6 @@ from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 from penstock.wire.values.json_value import read_members
 
-__all__ = ["COLLECTIONS", "FoundCollections", "find_collections", "name_collections", "read_collections"]
-
 COLLECTIONS = "_collections.json"
 """The file in the lake with the result."""
 NAMES = ("scope", "collection")

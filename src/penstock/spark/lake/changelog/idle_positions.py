@@ -13,8 +13,6 @@ from collections.abc import Mapping
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.stored_documents import replace_document
 
-__all__ = ["IDLE_POSITIONS", "find_idle_version", "record_idle_tables"]
-
 IDLE_POSITIONS = "_idle.json"
 """The file in the lake with the records."""
 

@@ -26,8 +26,6 @@ from penstock.spark.lake.changelog.merge_rules import (
 )
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 
-__all__ = ["KNOWN_SCHEMA", "OrderedChanges", "read_ordered_changes"]
-
 KNOWN_SCHEMA = pa.schema([field for field in MERGE_SCHEMA if field.name not in ("value", "xattrs")])
 """The columns that are read of a known version whose value is not needed."""
 

@@ -24,8 +24,6 @@ from penstock.spark.lake.tables.data_files import DataFile, match_types
 from penstock.spark.storage.object_files import open_parquet
 from penstock.wire.columns.schema import Event
 
-__all__ = ["ChangeRewrite"]
-
 _MEMBER_EVENTS = pa.concat_arrays(
     [DOCUMENT_EVENTS, COLLECTION_EVENTS, pa.array([Event.MODIFY_COLLECTION], pa.string())]
 )

@@ -31,8 +31,6 @@ from penstock.spark.tables.inference import collect_values
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 
-__all__ = ["ChildShape", "FieldShape"]
-
 POSITION = "_position"
 VALUE = "value"
 """The column of elements that are no objects."""

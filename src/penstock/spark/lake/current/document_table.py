@@ -21,8 +21,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.lake.tables.schemas import CURRENT_COLUMNS
 
-__all__ = ["CURRENT", "DocumentTable", "LoadStamp", "describe_current", "encode_positions"]
-
 CURRENT = "current"
 """Name and kind of the table of all documents."""
 POSITION_COLUMNS = ("vbucket", "history", "seqno")

@@ -44,8 +44,6 @@ from penstock.spark.lake.tables.data_files import DataFile, RangeWriter, match_t
 from penstock.spark.storage.object_files import open_parquet
 from penstock.wire.columns.schema import Event
 
-__all__ = ["HistoryRewrite", "split_versions"]
-
 _NEVER = np.iinfo(np.int64).min
 
 

@@ -35,8 +35,6 @@ from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.tables.inference import MOST_SAMPLED, add_fields, spread_rows
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["Evolution", "EvolvingTable", "InferredTable", "open_sample"]
-
 Evolution = Literal["add", "keep", "fail"]
 """New fields of documents become columns, stay in `_rest`, or end the run."""
 FIRST_VALUES, LATER_VALUES = MOST_SAMPLED, 2_000

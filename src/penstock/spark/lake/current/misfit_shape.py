@@ -20,8 +20,6 @@ from penstock.spark.tables.misfit_documents import describe_misfits, find_misfit
 from penstock.spark.tables.misfits import REST, MisfitFinder
 from penstock.spark.values.typed_documents import ColumnRule
 
-__all__ = ["AnyShape", "MisfitShape", "name_misfits", "parse_shape"]
-
 DOCUMENT = "_document"
 """The column that has the document as text."""
 REASON_COLUMNS = pa.schema([(name, pa.string()) for name in ("_field", "_reason", "_found", "_expected")])

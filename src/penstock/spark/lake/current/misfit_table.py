@@ -12,8 +12,6 @@ from penstock.spark.lake.current.misfit_shape import MisfitShape, name_misfits
 from penstock.spark.lake.current.table_shape import TableShape
 from penstock.spark.lake.current.typed_table import TypedTable
 
-__all__ = ["MisfitTable"]
-
 
 class MisfitTable(EvolvingTable):
     """The table of the documents that a typed table leaves out.

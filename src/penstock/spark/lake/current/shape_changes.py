@@ -10,8 +10,6 @@ from penstock.spark.lake.current.misfit_shape import AnyShape
 from penstock.spark.values.json_types import differences
 from penstock.spark.values.typed_documents import ColumnRule
 
-__all__ = ["list_shape_changes", "select_declared_columns"]
-
 _COLUMNS = ("schema", "columns")
 """Keys of a shape whose changes are changes of columns."""
 

@@ -29,18 +29,6 @@ from penstock.spark.lake.tables.delta_log import CHANGE_DIRECTORY
 from penstock.spark.lake.tables.schemas import MERGE_SCHEMA
 from penstock.spark.storage.object_files import open_parquet
 
-__all__ = [
-    "FEED",
-    "PARALLEL_ROWS",
-    "SMALL_BYTES",
-    "SMALL_ROWS",
-    "DocumentRewrite",
-    "RangeChanges",
-    "RewrittenFiles",
-    "TableRewrite",
-    "rewrite_tables",
-]
-
 SMALL_BYTES, SMALL_ROWS = 8 << 20, 32_768
 """A file below both limits is rewritten whenever its range changes."""
 PARALLEL_ROWS = 16 << 20

@@ -32,19 +32,6 @@ from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.spark.values.typed_documents import ColumnRule
 from penstock.wire.columns.schema import Event
 
-__all__ = [
-    "CHANGES",
-    "CURRENT",
-    "DEFAULT_KEY",
-    "DEFAULT_METADATA",
-    "HISTORY",
-    "METADATA",
-    "Deletes",
-    "Mode",
-    "TableShape",
-    "read_times",
-]
-
 Mode = Literal["current", "history", "changes"]
 """The meaning of a row: a document that exists, a version of a document, or a change."""
 CURRENT: Mode = "current"

@@ -34,16 +34,6 @@ from penstock.spark.storage.object_files import open_parquet
 from penstock.spark.storage.object_path import LakePath
 from penstock.spark.tables.misfits import NOTE, REST, MisfitFinder, RestCounter, RestReport
 
-__all__ = [
-    "DIRECTORY",
-    "KIND",
-    "TypedTable",
-    "forget_typed_tables",
-    "list_document_tables",
-    "list_typed_tables",
-    "refuse_other_shape",
-]
-
 DIRECTORY = "tables"
 """The directory of a lake that holds its typed tables."""
 KIND = "table"

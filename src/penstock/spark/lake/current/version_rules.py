@@ -30,8 +30,6 @@ from penstock.spark.lake.changelog.merge_rules import (
 )
 from penstock.wire.columns.schema import Event
 
-__all__ = ["CHANGE_COLUMNS", "KNOWN_COLUMNS", "TIME", "VERSION_COLUMNS", "MergedVersions", "merge_versions"]
-
 TIME = pa.timestamp("us", "UTC")
 VERSION_COLUMNS = pa.schema(
     [

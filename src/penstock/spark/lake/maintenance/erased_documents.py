@@ -22,8 +22,6 @@ from penstock.spark.lake.changelog.merge_rules import (
     mark_common_identities,
 )
 
-__all__ = ["ERASED_EVENT", "ErasedDocuments"]
-
 ERASED_EVENT = "erased"
 """The event of a changelog row whose document was erased."""
 _KEPT_COLUMNS = frozenset(

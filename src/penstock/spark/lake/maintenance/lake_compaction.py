@@ -35,18 +35,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_table import AnyTable, CommitFailed, TableVersion
 from penstock.spark.storage.object_files import open_parquet
 
-__all__ = [
-    "CompactionConflict",
-    "compact",
-    "group_small_files",
-    "join_added_files",
-    "list_applied_files",
-    "maintain_changelog",
-    "make_maintenance_transaction",
-    "make_merge_transaction",
-    "rewrite_ranges",
-]
-
 COMPACTED_BYTES = 64 << 20
 """Least size of a joined file on disk, if there are enough rows."""
 SMALL_BYTES = COMPACTED_BYTES // 2

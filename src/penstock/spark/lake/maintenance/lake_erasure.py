@@ -36,17 +36,6 @@ from penstock.spark.storage.object_files import open_parquet, read_parquet, repl
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = [
-    "ErasedPart",
-    "count_documents",
-    "erase_changelog",
-    "erase_letters",
-    "erase_table",
-    "list_changelog_paths",
-    "remove_old_logs",
-    "trim_foreign_log",
-]
-
 _MARK_COLUMNS = ["vbucket", "collection_id", "key", "event"]
 _POSITION_NAMES = {prefix + name for prefix in ("", "_") for name in STATISTICS}
 """Columns of Penstock's own statistics, in the changelog, in current, and in typed tables."""

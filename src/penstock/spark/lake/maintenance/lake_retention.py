@@ -51,8 +51,6 @@ from penstock.spark.source.offsets import VbucketOffset
 from penstock.spark.storage.object_files import open_parquet, read_parquet
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["Retention", "RetentionReport", "parse_retention", "retain_changelog"]
-
 _SECONDS = {"second": 1, "minute": 60, "hour": 3600, "day": 86400, "week": 7 * 86400}
 _BYTES = {"B": 1, "kB": 10**3, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 _LIMIT = re.compile(r"([0-9]{1,15})\s*([A-Za-z]+)")

@@ -18,8 +18,6 @@ from penstock.spark.lake.tables.lake_lock import hold_lock
 from penstock.spark.lake.tables.lake_table import AnyTable
 from penstock.spark.storage.object_client import repeat_cut_request
 
-__all__ = ["KEEP_HOURS", "hold_vacuum_lock", "vacuum_table"]
-
 KEEP_HOURS = 1
 """Hours that a replaced file of an index stays on disk, unless a vacuum names others."""
 

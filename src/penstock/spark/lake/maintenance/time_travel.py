@@ -12,8 +12,6 @@ from penstock.errors import UsageError
 from penstock.spark.lake.current.typed_table import list_document_tables
 from penstock.spark.lake.tables.directory import LakeDirectory
 
-__all__ = ["MOST_HOURS", "parse_time_travel", "set_time_travel"]
-
 MOST_HOURS = 10 * 366 * 24
 """Greatest time of a pipeline's file."""
 _HOURS = {"hour": 1, "day": 24, "week": 7 * 24}

@@ -21,8 +21,6 @@ from penstock.spark.source.offsets import Offset
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = ["Lake"]
-
 
 @check_arguments
 class Lake(LakeDirectory):

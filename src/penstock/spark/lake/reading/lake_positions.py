@@ -24,16 +24,6 @@ from penstock.spark.source.offsets import Offset
 from penstock.spark.storage.object_path import LakePath
 from penstock.wire.columns.schema import unsigned64
 
-__all__ = [
-    "BranchHistory",
-    "LakePosition",
-    "contains_write",
-    "find_position_at",
-    "read_planned_end",
-    "read_position",
-    "wait_for_writes",
-]
-
 _POLL_SECONDS = 0.1
 """Seconds between two checks for a new batch."""
 

@@ -37,17 +37,6 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-__all__ = [
-    "JsonView",
-    "boundaries_of",
-    "infer_view_fields",
-    "make_as_of_frame",
-    "make_json_frame",
-    "read_as_of",
-    "read_as_of_ranges",
-    "read_json_view",
-]
-
 KEY_COLUMNS = ("key", "key_bytes", "scope", "collection")
 """Columns of the current table that stand before the typed columns of a JSON view."""
 REST = "_rest"

@@ -17,19 +17,6 @@ from penstock.errors import Unreachable, UsageError
 from penstock.spark.storage.object_client import describe_store_error, find_store_options, repeat_cut_request
 from penstock.spark.storage.object_path import LakePath, ObjectPath, identify_content
 
-__all__ = [
-    "DEFAULT_HOURS",
-    "REPLACED_HOURS",
-    "RETENTION",
-    "find_delta_options",
-    "have_all_files",
-    "list_commit_errors",
-    "make_table_properties",
-    "open_delta_log",
-    "read_delta_log",
-    "read_keep_hours",
-]
-
 DEFAULT_HOURS = 24
 """Hours for which the past versions of a typed table can be read."""
 REPLACED_HOURS = 1

@@ -23,8 +23,6 @@ from penstock.errors import LakeRefused
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.storage.stored_documents import create_document
 
-__all__ = ["publish_commit", "publish_end", "restore_checkpoint"]
-
 KEPT_BATCHES = 100
 """Batches whose ends stay in the lake, as in a checkpoint of Spark's."""
 COMMIT_TEXT = 'v1\n{"nextBatchWatermarkMs":0}'

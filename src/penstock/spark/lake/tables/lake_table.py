@@ -17,8 +17,6 @@ from penstock.errors import Error, UsageError
 from penstock.spark.lake.tables.data_files import DataFile
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["AnyTable", "CommitFailed", "LakeTable", "TableVersion"]
-
 
 class CommitFailed(Error):
     """A commit was not made, most often because another commit came first."""

@@ -8,8 +8,6 @@ from typing import Any
 from penstock.errors import UsageError
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["find_newest_batch", "find_writer", "list_files", "locate_manifest", "read_manifest"]
-
 BATCHES = "_batches"
 """The directory of the manifests."""
 

@@ -21,8 +21,6 @@ from penstock.spark.source.read_positions import LATEST, check_offset_bucket, re
 from penstock.spark.source.source_options import INFERRED, SourceOptions
 from penstock.spark.storage.object_path import is_remote_path
 
-__all__ = ["list_checks"]
-
 
 def list_checks(definition: PipelineDefinition, places: Sequence[SourceLake]) -> list[Check]:
     """Return the checks of a pipeline in the order of a run: first those that need least.

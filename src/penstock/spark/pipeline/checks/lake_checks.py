@@ -13,8 +13,6 @@ from penstock.spark.pipeline.state.lake_status import find_run_state
 from penstock.spark.pipeline.state.run_state import check_content, read_run_state
 from penstock.spark.pipeline.state.source_lakes import SourceLake
 
-__all__ = ["check_bucket", "check_lake", "check_lock"]
-
 
 def check_lake(definition: PipelineDefinition, source: SourceDefinition, lake: LakeDirectory) -> None:
     """Check that a run of this declaration can continue the tables of a lake.

@@ -20,8 +20,6 @@ from penstock.spark.pipeline.definition.definition import SourceDefinition
 from penstock.spark.runtime.sql_analyzer import SqlAnalyzer
 from penstock.spark.source.source_schema import infer_fields
 
-__all__ = ["Check", "CheckContext", "CheckFinding", "Need", "need_login", "raise_first_refusal", "walk_checks"]
-
 
 class Need(Flag):
     """The needs of a check beyond the file and the tables.

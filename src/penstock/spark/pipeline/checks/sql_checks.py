@@ -12,8 +12,6 @@ from penstock.spark.runtime.sql_analyzer import SqlAnalyzer, SqlError
 from penstock.spark.values.json_types import format_type, from_ddl, make_column_names
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["CHANGE", "check_filter", "check_query", "describe_filter_error"]
-
 CHANGE = "_change"
 """The struct in which a filter finds the change's own columns: `_change.key`."""
 

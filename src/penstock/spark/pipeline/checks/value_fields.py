@@ -23,8 +23,6 @@ from penstock.spark.tables.json_columns import evolution
 from penstock.spark.values.json_types import from_ddl, to_ddl
 from penstock.wire.columns.schema import Event
 
-__all__ = ["ValueFields", "find_fields", "load_fields"]
-
 SCHEMA_NAME = "_schema.json"
 """The file in the lake with the inferred fields."""
 BATCH_ROWS = 4_096

@@ -60,19 +60,6 @@ from penstock.toml_tables import (
     parse_table,
 )
 
-__all__ = [
-    "RESERVED_NAMES",
-    "CurrentSettings",
-    "Metrics",
-    "PipelineDefinition",
-    "SourceDefinition",
-    "TableSettings",
-    "define_bucket_pipeline",
-    "is_definition",
-    "parse_definition",
-    "read_definition",
-]
-
 T = TypeVar("T")
 
 _TABLES = ("changelog", "current")

@@ -15,8 +15,6 @@ from penstock.spark.pipeline.definition.definition import RESERVED_NAMES
 from penstock.spark.source.source_options import INFERRED
 from penstock.spark.values.json_types import format_type, quote_name
 
-__all__ = ["DraftTable", "choose_source_name", "choose_table_names", "format_definition"]
-
 MOST_SCHEMA = 16 * 1024
 """Characters of a schema in the file. A longer one becomes "infer"."""
 _NAME_LENGTH = 60

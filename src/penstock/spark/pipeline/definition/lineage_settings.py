@@ -9,8 +9,6 @@ from penstock.errors import UsageError
 from penstock.options import COMMAND, FILE, TEXT, check_limits, nonempty, number, option
 from penstock.spark.dependents.posting import HeaderSource, HttpPoster, RetryPolicy
 
-__all__ = ["LineageSettings"]
-
 _PATIENCE = RetryPolicy(timeout=5.0, retries=1, backoff=0.5)
 
 

@@ -10,8 +10,6 @@ from penstock.client.signals.web_listener import LOOPBACK, WebListener, is_loopb
 from penstock.errors import UsageError
 from penstock.options import BOOLEAN, FILE, PORT, TEXT, check_limits, nonempty, number, option, shared_option
 
-__all__ = ["DashboardSettings", "Metrics", "ServedAddress", "Trigger"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trigger:

@@ -14,8 +14,6 @@ from typing import Any, Self
 
 from penstock.errors import Error
 
-__all__ = ["EventSender", "append_event"]
-
 MOST_EVENTS = 256
 """Events that wait. An event that finds no room is dropped."""
 END_SECONDS = 5.0

@@ -26,8 +26,6 @@ from penstock.version import __version__
 from penstock.wire.columns.collection_names import DEFAULT_NAME
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["LineageJob", "RunEventType", "describe_job", "generate_run_id"]
-
 PRODUCER = f"urn:penstock:{__version__}"
 _SPEC = "https://openlineage.io/spec"
 _EVENT_SCHEMA = f"{_SPEC}/2-0-2/OpenLineage.json#/$defs/RunEvent"

@@ -16,8 +16,6 @@ from penstock.spark.pipeline.lineage.event_sender import EventSender, append_eve
 from penstock.spark.pipeline.lineage.lineage_events import LineageJob, RunEventType, describe_job, generate_run_id
 from penstock.spark.pipeline.state.run_progress import ReportProgress, SourceProgress
 
-__all__ = ["record_lineage"]
-
 
 @contextmanager
 def record_lineage(

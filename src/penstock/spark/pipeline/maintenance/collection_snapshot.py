@@ -46,8 +46,6 @@ from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CollectionSnapshot", "resnapshot_collections"]
-
 LOOKUP = ("vbucket", "collection_id", "key", "key_bytes", "seqno", "scope", "collection", "cas", "rev_seqno")
 
 Uint64 = npt.NDArray[np.uint64]

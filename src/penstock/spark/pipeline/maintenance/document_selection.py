@@ -28,8 +28,6 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["DocumentSelection", "has_collection", "read_keys_file", "select_documents"]
-
 _NAMES = ["scope", "collection"]
 _MOST_LIST_BYTES = 1 << 30
 """Limit of a list: four million of the longest keys."""

@@ -50,8 +50,6 @@ from penstock.wire.columns.schema import CHANGE_SCHEMA
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["ErasureReport", "erase_documents", "find_index_parts"]
-
 
 @dataclass(frozen=True, slots=True)
 class ErasureReport:

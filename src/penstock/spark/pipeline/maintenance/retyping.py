@@ -31,8 +31,6 @@ from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.tables.misfits import RestReport
 from penstock.spark.values.json_types import format_type
 
-__all__ = ["RetypedTable", "TableState", "retype_tables"]
-
 
 @dataclass(frozen=True, slots=True)
 class TableState:

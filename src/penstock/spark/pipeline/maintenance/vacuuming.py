@@ -11,8 +11,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.maintenance.erasure import find_index_parts
 from penstock.spark.pipeline.state.lake_files import remove_drafts
 
-__all__ = ["vacuum"]
-
 
 @check_arguments
 def vacuum(lake: LakeDirectory, keep_hours: int | None = None, *, dry_run: bool = False) -> MaintenanceReport:

@@ -22,8 +22,6 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.listener import StreamingQueryProgress
     from pyspark.sql.streaming.query import StreamingQuery
 
-__all__ = ["APPLY", "BATCH_ATTRIBUTES", "PIPELINE_SPANS", "SEND", "BatchSpans"]
-
 _MILLISECOND = 1_000_000
 """In nanoseconds, the unit of times of OpenTelemetry."""
 

@@ -19,8 +19,6 @@ from penstock.spark.tables.spark_fields import select_fields
 from penstock.spark.values.json_types import from_ddl, make_column_names
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["prepare_rows", "select_matches"]
-
 
 def prepare_rows(frame: DataFrame, source: SourceDefinition, value_schema: str | None) -> DataFrame:
     """Return the rows for the changelog, from a frame of `format("dcp")`.

@@ -7,8 +7,6 @@ import logging
 from penstock.names import make_printable
 from penstock.spark.tables.misfits import RestCount, RestReport
 
-__all__ = ["ConflictLog"]
-
 _log = logging.getLogger("penstock.pipeline")
 
 

@@ -29,8 +29,6 @@ from penstock.spark.tables.misfits import RestReport
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["DependentRunner", "DependentTask", "RunnerTask", "initialize_task"]
-
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before the first retry, and greatest number of seconds between two attempts."""
 

@@ -21,8 +21,6 @@ from penstock.spark.storage.object_path import ObjectPath
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["create_tasks"]
-
 
 def create_tasks(
     definition: PipelineDefinition,
@@ -64,6 +62,7 @@ def create_dependent_task(
     spark: SparkSession | None,
     guard: Callable[[], None] = lambda: None,
 ) -> DependentTask:
+    """Return the task that keeps a declared dependent of a lake."""
     dependent = declared.open(lake, spark)
     # In an object store every local dependent rewrites whole objects, so all wait until enough changes are pending.
     is_rewritten = declared.is_local and isinstance(lake.path, ObjectPath)

@@ -20,8 +20,6 @@ from penstock.spark.pipeline.state.source_status import read_pipeline_status
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["Pipeline"]
-
 
 @check_arguments
 class Pipeline:

@@ -45,8 +45,6 @@ from penstock.spark.runtime.sql_analyzer import SqlAnalyzer, open_analyzer
 from penstock.spark.storage.full_disk import translate_full_disk
 from penstock.spark.storage.object_path import ObjectPath
 
-__all__ = ["run_pipeline"]
-
 LOCK_SECONDS = 15.0
 """Seconds to wait for the Java process of a driver that was killed; it takes about one second to end."""
 

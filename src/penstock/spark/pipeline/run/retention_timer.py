@@ -10,8 +10,6 @@ from penstock.spark.lake.maintenance.lake_retention import parse_retention, reta
 from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.lake_status import list_applied_versions
 
-__all__ = ["RetentionTimer"]
-
 LEAST_SECONDS = 3600.0
 """Shortest time between two retentions of a changelog."""
 AGE_SHARE = 0.1

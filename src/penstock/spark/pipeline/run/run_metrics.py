@@ -19,8 +19,6 @@ from penstock.spark.pipeline.definition.definition import PipelineDefinition
 from penstock.spark.pipeline.state.pipeline_documents import PipelineSource
 from penstock.spark.pipeline.state.run_progress import DependentProgress, SourceProgress
 
-__all__ = ["PipelineMetrics", "ServedRun", "serve_run"]
-
 _COUNTERS = {
     "rows": "Rows written to the changelog by this run.",
     "bytes": "Bytes of the files written to the changelog by this run.",

@@ -29,8 +29,6 @@ from penstock.spark.storage.object_path import is_remote_path, parse_place
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["PlannedPart", "PlannedSource", "RunPlan", "plan_run", "validate_definition"]
-
 ANSWER_SECONDS = 10.0
 """Seconds for which a command that only looks tries to reach a bucket."""
 

@@ -27,8 +27,6 @@ from penstock.spark.pipeline.state.resnapshot import locate_requests
 from penstock.spark.pipeline.state.run_progress import BatchTime, LagRange, SourceProgress
 from penstock.spark.source.offsets import Offset
 
-__all__ = ["SourceRun"]
-
 LAG_SECONDS = 0.5
 """Seconds that a report waits for the node."""
 

@@ -13,8 +13,6 @@ from pyspark.errors import PySparkException
 from penstock import errors
 from penstock.errors import Error
 
-__all__ = ["parse_failure", "translate_errors"]
-
 
 @contextmanager
 def translate_errors() -> Iterator[None]:

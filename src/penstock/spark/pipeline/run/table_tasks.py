@@ -34,8 +34,6 @@ from penstock.spark.tables.misfits import RestReport
 if TYPE_CHECKING:
     from opentelemetry.trace import SpanContext
 
-__all__ = ["TableTargets", "TableTasks"]
-
 MOST_FIELDS = 20
 """Fields of a table that the progress of a run, and so its metrics, name. The others are counted together."""
 

@@ -15,8 +15,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["ChangelogMeter", "find_last_rollback"]
-
 
 class ChangelogMeter:
     """Counts the rows, bytes and rollbacks that are committed to a changelog from now on.

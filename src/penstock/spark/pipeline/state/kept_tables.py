@@ -11,8 +11,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.pipeline.definition.definition import PipelineDefinition, SourceDefinition
 from penstock.spark.source.source_options import INFERRED
 
-__all__ = ["describe_left_out", "infer_tables", "list_kept"]
-
 SHOWN = 5
 """Collections without a table that a sentence names."""
 

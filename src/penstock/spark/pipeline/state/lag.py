@@ -7,8 +7,6 @@ from collections.abc import Iterable, Mapping
 from penstock.spark.pipeline.state.run_progress import LagRange
 from penstock.spark.source.offsets import Offset
 
-__all__ = ["compute_lag", "list_lag_ranges"]
-
 MAX_RANGES = 16
 
 

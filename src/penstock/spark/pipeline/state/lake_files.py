@@ -18,15 +18,6 @@ from penstock.spark.lake.tables.iceberg.iceberg_catalog import MARKER, OWN_CATAL
 from penstock.spark.lake.tables.lake_lock import LOCK_NAME
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = [
-    "ERASURE",
-    "REMOVED_PREFIX",
-    "LakeFile",
-    "explain_file",
-    "list_lake_files",
-    "remove_drafts",
-]
-
 ERASURE = "_erasure.parquet"
 """The file in the lake with the documents of an erasure that has not ended."""
 REMOVED_PREFIX = "_reset-"

@@ -24,17 +24,6 @@ from penstock.spark.pipeline.state.run_progress import RollbackEvent
 from penstock.spark.pipeline.state.run_state import RunState, is_locked, read_run_state
 from penstock.spark.tables.misfits import RestReport
 
-__all__ = [
-    "DependentStatus",
-    "LakeStatus",
-    "RemovedDependent",
-    "TableSize",
-    "find_run_state",
-    "format_time",
-    "list_applied_versions",
-    "read_status",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class TableSize:

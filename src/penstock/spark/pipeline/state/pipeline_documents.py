@@ -19,8 +19,6 @@ from penstock.spark.pipeline.state.source_lakes import find_source_lakes
 from penstock.spark.pipeline.state.source_status import read_declared_status
 from penstock.spark.storage.object_path import parse_place
 
-__all__ = ["PipelineDocument", "PipelineSource"]
-
 SECONDS: Final = 1.0
 _LARGEST_SHARE = 0.05
 """The part of the time that reading the lakes may take: after a slow look the next one is later."""

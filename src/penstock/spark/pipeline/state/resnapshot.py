@@ -21,8 +21,6 @@ from penstock.spark.pipeline.state.run_state import is_locked
 from penstock.spark.source.read_positions import add_requests, remove_requests
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["locate_requests", "request_resnapshot", "wait_for_resnapshot"]
-
 _POLL_SECONDS = 0.1
 """Seconds between two checks of the lake's position."""
 

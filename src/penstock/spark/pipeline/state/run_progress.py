@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from penstock.spark.tables.misfits import RestReport
 
-__all__ = ["BatchTime", "DependentProgress", "LagRange", "ReportProgress", "RollbackEvent", "SourceProgress"]
-
 
 @dataclass(frozen=True, slots=True)
 class RollbackEvent:

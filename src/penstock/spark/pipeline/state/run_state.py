@@ -21,21 +21,6 @@ from penstock.spark.lake.tables.directory import LakeDirectory
 from penstock.spark.lake.tables.lake_lock import HeldLock, check_lock, is_held
 from penstock.spark.storage.stored_documents import StoredDocument, replace_document
 
-__all__ = [
-    "RunState",
-    "RunStateFile",
-    "check_content",
-    "clear_stop_request",
-    "create_run_state",
-    "erase_texts",
-    "forget_dependents",
-    "is_locked",
-    "is_stop_requested",
-    "read_run_state",
-    "request_stop",
-    "store_content",
-]
-
 RUN_STATE, STOP, CONTENT = "_run.json", "_stop", "_content.json"
 """Files in the lake: the run's state, the request to stop, and the options that decide about the rows."""
 

@@ -18,8 +18,6 @@ from penstock.spark.pipeline.definition.definition import RESERVED_NAMES, Pipeli
 from penstock.spark.pipeline.state.run_state import RUN_STATE, read_run_state
 from penstock.spark.storage.object_path import LakePath
 
-__all__ = ["SourceLake", "SourceLakes", "StoredLake", "assign_lakes", "find_lakes", "find_source_lakes"]
-
 _LAKE_FILES = ("_checkpoint", "changelog", RUN_STATE)
 """Any of these names shows that a directory is a lake."""
 

@@ -11,8 +11,6 @@ from penstock.spark.pipeline.state.kept_tables import describe_left_out, list_ke
 from penstock.spark.pipeline.state.lake_status import LakeStatus, read_status
 from penstock.spark.pipeline.state.source_lakes import SourceLake, SourceLakes, find_source_lakes
 
-__all__ = ["read_declared_status", "read_pipeline_status", "read_removed_status", "read_source_status"]
-
 
 def read_pipeline_status(definition: PipelineDefinition) -> list[LakeStatus]:
     """Return the status of each source of a file, and then of each removed source that has tables."""

@@ -19,8 +19,6 @@ from penstock.spark.pipeline.state.lake_files import REMOVED_PREFIX, list_lake_f
 from penstock.spark.storage.object_path import LakePath, ObjectPath
 from penstock.spark.storage.stored_documents import remove_tree
 
-__all__ = ["Removal", "plan_removal", "remove_tables", "stop_runs"]
-
 _POLL_SECONDS = 0.1
 """Seconds between two checks whether the runs have ended."""
 

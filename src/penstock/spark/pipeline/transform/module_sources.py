@@ -19,8 +19,6 @@ from threading import RLock
 from types import ModuleType
 from typing import NamedTuple
 
-__all__ = ["ModuleSource", "collect_sources", "import_sources"]
-
 _IMPORTING = RLock()
 """Held while `sys.modules` lacks modules of other parts of the program."""
 

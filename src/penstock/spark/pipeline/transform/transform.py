@@ -13,8 +13,6 @@ from typing import Any, TypeAlias
 from penstock.errors import UsageError
 from penstock.spark.pipeline.transform.module_sources import ModuleSource, collect_sources, import_sources
 
-__all__ = ["Transform", "check_transform_name"]
-
 TransformFunction: TypeAlias = Callable[[Any], Any]
 
 _NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*:[^\W\d]\w*(\.[^\W\d]\w*)*")

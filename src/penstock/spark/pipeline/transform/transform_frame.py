@@ -13,8 +13,6 @@ from penstock.spark.pipeline.transform.transform import Transform
 from penstock.spark.pipeline.transform.transform_rows import CHANGED_COLUMNS, transform_batch
 from penstock.wire.columns.schema import CHANGE_SCHEMA
 
-__all__ = ["apply_transform"]
-
 _RESULT = pa.schema([CHANGE_SCHEMA.field(name) for name in CHANGED_COLUMNS])
 
 

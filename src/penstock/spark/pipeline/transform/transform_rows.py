@@ -14,8 +14,6 @@ from penstock.errors import TransformFailed, UsageError
 from penstock.spark.pipeline.transform.transform import Transform
 from penstock.wire.columns.schema import CHANGE_SCHEMA, Event
 
-__all__ = ["CHANGED_COLUMNS", "VALUE_COLUMNS", "check_transform", "transform_batch"]
-
 VALUE_COLUMNS = ("value", "xattrs", "datatype")
 """The columns that a transform may change. A document whose value becomes null is written as deleted."""
 

@@ -22,8 +22,6 @@ from typing import NamedTuple, Protocol
 
 from penstock.spark.source.offsets import VbucketRead
 
-__all__ = ["SEQNO_COUNTER", "Backlog", "RowCount", "RowCounter", "allocate_rows"]
-
 SHARES = 8
 """A vbucket gets at most this part of the limit, so that several tasks work on a batch. A batch that is filled up to
 one such part is full enough."""

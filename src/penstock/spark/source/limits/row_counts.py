@@ -12,7 +12,7 @@ from penstock.client.bucket import Bucket
 from penstock.client.connect.stat_numbers import find_number
 from penstock.client.feeds.collection_selection import StreamContent
 from penstock.client.feeds.deliveries import Delivery
-from penstock.client.feeds.feed import StreamTarget
+from penstock.client.feeds.vbucket_stream import StreamTarget
 from penstock.client.streams.session_pool import SessionPool
 from penstock.errors import NoSuchCollection
 from penstock.spark.source.limits.row_allocation import SHARES, RowCount
@@ -21,8 +21,6 @@ from penstock.spark.source.source_options import make_selection
 from penstock.spark.source.worker_connections import get_connections, open_planned_stream
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import unsigned64
-
-__all__ = ["BucketRowCounter"]
 
 _NO_STREAM = "penstock-planner"
 """The name of a connection that does not exist: STAT vbtakeover then reports the changes of a new stream."""

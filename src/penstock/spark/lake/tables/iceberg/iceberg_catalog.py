@@ -28,18 +28,6 @@ if TYPE_CHECKING:
     from pyiceberg.catalog import Catalog
     from pyiceberg.table import Table
 
-__all__ = [
-    "CATALOG_NAME",
-    "MARKER",
-    "OWN_CATALOG",
-    "IcebergCatalog",
-    "check_catalog",
-    "check_remote_catalog",
-    "name_namespace",
-    "read_catalog_uri",
-    "resolve_catalog",
-]
-
 CATALOG_NAME = "penstock"
 """The name of the catalog in PyIceberg's configuration, where credentials are."""
 MARKER = "_iceberg.json"

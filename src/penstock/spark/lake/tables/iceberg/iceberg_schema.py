@@ -17,8 +17,6 @@ if TYPE_CHECKING:
     from pyiceberg.table import Transaction
     from pyiceberg.types import IcebergType
 
-__all__ = ["change_columns", "holds_type", "number_columns", "number_paths"]
-
 
 def number_paths(schema: Schema) -> dict[str, int]:
     """Return the id of each field by its path, such as `lines.element.sku`."""

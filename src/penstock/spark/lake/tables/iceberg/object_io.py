@@ -15,8 +15,6 @@ from pyiceberg.io import FileIO, InputFile, OutputFile
 from penstock.spark.storage.object_client import open_store, translate_errors
 from penstock.spark.storage.object_path import ObjectPath
 
-__all__ = ["ObjectFileIO"]
-
 
 class _ObjectInput(InputFile):
     """An object that is read whole: manifests and metadata are small."""
