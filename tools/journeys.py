@@ -60,9 +60,12 @@ class _Peer:
             writer.close()
             await writer.wait_closed()
 
+    def send(self, data: bytes) -> None:
+        self._writer.write(data)
+
     async def exchange(self, data: bytes, opcode: int) -> None:
         """Send bytes, and read frames up to one with an opcode."""
-        self._writer.write(data)
+        self.send(data)
         head = b""
         while head[1:2] != bytes([opcode]):
             head = await self._reader.readexactly(HEADER_BYTES)
@@ -105,16 +108,21 @@ async def _stream(node: Node) -> Journey:
         return await _count(partial(peer.exchange, data, Opcode.DCP_MUTATION))
 
 
-async def _consume(url: str) -> Journey:
+async def _consume(node: Node) -> Journey:
     """Return the journey of a change from the socket of a client to a batch. The node is in another thread."""
-    async with penstock.connect(url) as bucket:
-        await bucket.upsert("first", b"{}")
+    data = Set(key=_KEY, value=b"{}").encode()
+    async with penstock.connect(node.url("default")) as bucket, _Peer.connected(node) as peer:
         batches = bucket.batches(start="beginning")
-        await anext(batches)
         found = []
-        for number in range(_TURNS):
-            await bucket.upsert(f"next {number}", b"{}")
-            found.append(await _count(lambda: anext(batches)))
+        for _ in range(_TURNS):
+            await peer.exchange(data, Opcode.SET)
+            await anext(batches)
+
+            async def receive() -> None:
+                peer.send(data)
+                await anext(batches)
+
+            found.append(await _count(receive))
         await batches.aclose()
         return min(found, key=lambda journey: len(journey.modules))
 
@@ -134,8 +142,8 @@ async def _serve_requests() -> dict[str, Journey]:
 def measure_journeys() -> dict[str, Journey]:
     """Return the journeys by name."""
     found = asyncio.run(_serve_requests())
-    with Node.running(["beer"], vbuckets=4) as node:
-        return {**found, "a change, socket to batch": asyncio.run(_consume(node.url("beer")))}
+    with Node.running(["default"], vbuckets=4) as node:
+        return {**found, "a change, socket to batch": asyncio.run(_consume(node))}
 
 
 def main() -> None:
