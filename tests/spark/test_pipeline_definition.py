@@ -248,6 +248,11 @@ def test_iceberg_without_its_package_names_the_extra(tmp_path, monkeypatch):
             "[[table]] 1 deletes is 'mark', and mode is 'history', which keeps the rows of deleted documents anyway;",
         ),
         (SMALL + TABLE + TYPED + 'deletes = "keep"', "deletes is 'keep', expected 'remove' or 'mark'"),
+        (SMALL + TABLE + TYPED + 'cluster_by = ["m"]', "cluster_by has 'm', expected some of "),
+        (
+            SMALL + TABLE + 'schema = "n BIGINT, tags ARRAY<STRING>"\ncluster_by = ["tags"]',
+            "cluster_by has 'tags', a column of arrays or objects; expected single values",
+        ),
         (SMALL + TABLE + TYPED + 'metadata = ["cas"]', "metadata has 'cas', expected some of changed_at, loaded_at"),
         (SMALL + TABLE + TYPED + 'key = "{n}"', "key is '{n}', where 'n' is no column with its type; expected such as"),
         (SMALL + TABLE + TYPED + 'key = "n BIGINT"', "column 'n' is in schema and in key 'n BIGINT', expected another"),

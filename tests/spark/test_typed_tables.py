@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 import polars as pl
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from deltalake import DeltaTable
 from hypothesis import given, settings
@@ -27,8 +28,11 @@ from penstock.spark.lake.changelog.changelog_delta import ChangelogDelta
 from penstock.spark.lake.current import current_table
 from penstock.spark.lake.current.current_table import PreparedMerge, merge_current, merge_tables, prepare_merges
 from penstock.spark.lake.current.document_table import describe_current
+from penstock.spark.lake.current.inferred_table import InferredTable
 from penstock.spark.lake.current.table_shape import METADATA, TableShape
 from penstock.spark.lake.current.typed_table import TypedTable, list_document_tables, list_typed_tables
+from penstock.spark.lake.maintenance.lake_compaction import compact
+from penstock.spark.lake.tables import data_files
 from penstock.spark.lake.tables.data_files import RANGE_COLUMN
 from penstock.spark.lake.tables.delta_table import DeltaLakeTable
 from penstock.spark.lake.tables.lake_table import CommitFailed
@@ -149,6 +153,46 @@ def delta_lake(tmp_path):
 
 def documents(first, last, seqno, **more):
     return [row(n % 64, seqno + n, b"k%d" % n, b'{"n": %d}' % (seqno + n), **more) for n in range(first, last)]
+
+
+def open_files(table):
+    """Return the Parquet files of a table's newest version."""
+    opened = table.open()
+    return [pq.ParquetFile(path) for path in table.table.list_paths(table.table.list_files(opened))]
+
+
+@pytest.mark.parametrize("mode", ["current", "history", "changes"])
+def test_rows_of_a_file_have_the_declared_order(lake, monkeypatch, mode):
+    """Row groups have ranges of values that do not overlap, and the rows are those of a table without an order."""
+    monkeypatch.setattr(data_files, "SORTED_ROWS", 8)
+    shape = replace(PLAIN, mode=mode)
+    tables = [TypedTable(lake, shape), TypedTable(lake, replace(shape, name="sorted", cluster_by=("n", "name")))]
+    for batch in range(3):
+        rows = [row(1, 100 * batch + n, b"k%d" % (n * 7 % 90), b'{"n": %d}' % (n * 37 % 100)) for n in range(1, 80)]
+        append(lake, batch, rows)
+        merge_tables([table.describe() for table in tables])
+    compact(lake)
+    plain, ordered = ([{**line, "_loaded_at": None} for line in read_rows(table)] for table in tables)
+    assert sorted(map(repr, ordered)) == sorted(map(repr, plain))
+    for file in open_files(tables[1]):
+        numbers = file.read(columns=["n"])["n"].to_pylist()
+        column = file.schema_arrow.names.index("n")
+        parts = [file.metadata.row_group(each).column(column).statistics for each in range(file.num_row_groups)]
+        assert numbers == sorted(numbers)
+        assert len(parts) == -(-len(numbers) // 8)
+        assert all(before.max <= after.min for before, after in pairwise(parts))
+
+
+def test_an_order_by_a_column_that_is_inferred_later_begins_then(delta_lake):
+    found = InferredTable(delta_lake, replace(PLAIN, fields=pa.schema([]), cluster_by=("later", "tags")), "add")
+    append(delta_lake, 0, [row(1, 1, b"a", b'{"tags": [1]}')])
+    found.merge()
+    append(delta_lake, 1, [row(1, n, b"k%d" % n, b'{"later": %d}' % (n * 37 % 50)) for n in range(2, 50)])
+    found.merge()
+    [file] = open_files(TypedTable.find(delta_lake, "orders"))
+    numbers = file.read(columns=["later"])["later"].to_pylist()
+    assert numbers[-1] is None
+    assert numbers[:-1] == sorted(numbers[:-1])
 
 
 def test_the_feed_has_only_the_rows_that_changed(delta_lake):

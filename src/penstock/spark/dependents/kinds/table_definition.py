@@ -67,6 +67,7 @@ class TableDefinition(DependentKind):
         metadata: names of added columns about each row, without their underscore.
         misfits: the fate of values that do not fit their column. "rest" keeps them in `_rest`, "dead_letter" keeps
             their documents in a table beside, and "fail" ends the run.
+        cluster_by: columns that decide the order of rows within a file.
     """
 
     title = kind = KIND
@@ -85,6 +86,7 @@ class TableDefinition(DependentKind):
     columns: Mapping[str, str] = field(default_factory=dict, hash=False)
     children: tuple[str, ...] = ()
     misfits: Misfits = "rest"
+    cluster_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         scope, collection = qualify_name(self.collection)
@@ -115,7 +117,7 @@ class TableDefinition(DependentKind):
             raise UsageError(
                 f"misfits is {self.misfits!r}, and mode is {self.mode!r}; expected mode = 'current', or another misfits"
             )
-        return TableShape(
+        shape = TableShape(
             name=self.name,
             fields=remove_rules(self._fields or pa.schema([]), [*map(make_array_rule, children)]),
             scope=scope,
@@ -127,7 +129,25 @@ class TableDefinition(DependentKind):
             children=children,
             misfits=self.misfits,
             mode=self.mode,
+            cluster_by=self.cluster_by,
         )
+        self._check_order(shape)
+        return shape
+
+    def _check_order(self, shape: TableShape) -> None:
+        """Check that the columns of `cluster_by` exist and have an order.
+
+        Raises:
+            UsageError: one does not.
+        """
+        nested = [each.name for each in shape.columns if pa.types.is_nested(each.type)]
+        if found := [name for name in self.cluster_by if name in nested]:
+            raise UsageError(f"cluster_by has {found[0]!r}, a column of arrays or objects; expected single values")
+        if self.schema == INFERRED:
+            return
+        names = shape.columns.names
+        if unknown := [name for name in self.cluster_by if name not in names]:
+            raise UsageError(f"cluster_by has {unknown[0]!r}, expected some of {', '.join(names)}")
 
     @property
     def _fields(self) -> pa.Schema | None:

@@ -73,7 +73,7 @@ class ChildShape:
             fields: the array as a schema of documents; empty if it is inferred.
             rules: the columns of single fields of an element.
         """
-        base = replace(table, name=name, fields=NO_FIELDS, rules=rules, children=(), deletes="remove")
+        base = replace(table, name=name, fields=NO_FIELDS, rules=rules, children=(), deletes="remove", cluster_by=())
         return cls(base=base, path=path, fields=fields)
 
     @property

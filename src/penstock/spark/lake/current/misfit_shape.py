@@ -65,7 +65,9 @@ class MisfitShape:
     def _documents(self) -> TableShape:
         """The shape of a table that has whole documents in `_rest`."""
         of = self.table
-        return replace(of, name=self.name, fields=pa.schema([]), rules=(), deletes="remove", misfits="rest")
+        return replace(
+            of, name=self.name, fields=pa.schema([]), rules=(), deletes="remove", misfits="rest", cluster_by=()
+        )
 
     @property
     def columns(self) -> pa.Schema:

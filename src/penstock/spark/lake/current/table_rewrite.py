@@ -203,7 +203,9 @@ class TableRewrite(ABC):
         Readers of the feed compare nothing: a commit with one of these files has all of its changes in them.
         """
         root, columns = self.target.table.write_root / CHANGE_DIRECTORY, pa.schema([*FEED, *self.target.columns])
-        return RangeWriter(root, vbucket_range, columns, layout=replace(self.target.layout, create_counter=None))
+        return RangeWriter(
+            root, vbucket_range, columns, layout=replace(self.target.layout, create_counter=None, sorted_by=())
+        )
 
 
 class DocumentRewrite(TableRewrite):

@@ -80,6 +80,7 @@ class TableShape:
         children: the paths of arrays that have tables of their own. `fields` has none of these fields.
         misfits: the fate of values that do not fit their column.
         mode: the meaning of a row.
+        cluster_by: names of columns that decide the order of rows within a file.
     """
 
     name: str
@@ -93,6 +94,7 @@ class TableShape:
     children: tuple[tuple[str, ...], ...] = ()
     misfits: Misfits = "rest"
     mode: Mode = CURRENT
+    cluster_by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.deletes == "mark" and self.mode != CURRENT:
@@ -126,6 +128,11 @@ class TableShape:
         about = [pa.field(f"_{name}", METADATA[name]) for name in names]
         whole = [] if self.key_column != KEY or self.key.is_whole else [pa.field(KEY, pa.string())]
         return pa.schema([*parts, *values, *marks, ("_rest", pa.string()), *about, *whole, *IDENTITY])
+
+    def find_order(self) -> tuple[str, ...]:
+        """Return those of `cluster_by` that are columns with single values. An inferred column may be missing yet."""
+        known = {each.name for each in self.columns if not pa.types.is_nested(each.type)}
+        return tuple(name for name in self.cluster_by if name in known)
 
     @property
     def declared_columns(self) -> list[str]:
@@ -189,8 +196,10 @@ class TableShape:
     def to_json(self) -> str:
         """Return everything that decides about rows but the name, as the table's metadata hold it."""
         leaves_out = {"misfits": self.misfits} if self.misfits == "dead_letter" else {}
+        order = {"cluster_by": self.cluster_by} if self.cluster_by else {}
         return json.dumps(
             leaves_out
+            | order
             | {
                 "collection": f"{self.scope}.{self.collection}",
                 "schema": to_ddl(self.fields) if len(self.fields) else "",
@@ -227,6 +236,7 @@ class TableShape:
             metadata=tuple(found["metadata"]),
             misfits=found.get("misfits", "rest"),
             mode=found.get("mode", CURRENT),
+            cluster_by=tuple(found.get("cluster_by", ())),
             rules=tuple(
                 ColumnRule(column.name, column.type, tuple(each["field"]), each["form"])
                 for each in found.get("columns", ())

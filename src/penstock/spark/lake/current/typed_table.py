@@ -145,6 +145,8 @@ class TypedTable:
         """Return the table as a document table, for merges."""
         shape = self.shape
         layout = LAYOUT if isinstance(shape, MisfitShape) else replace(LAYOUT, create_counter=self._create_counter)
+        if isinstance(shape, TableShape):
+            layout = replace(layout, sorted_by=shape.find_order())
         found = DocumentTable(
             self.lake,
             self.table,

@@ -207,6 +207,10 @@ ROW_GROUP_BYTES = 16 << 20
 """Arrow bytes after which a row group is written."""
 FILE_BYTES = 128 << 20
 """Arrow bytes after which a new file begins: a process that rewrites a file holds that much in memory."""
+SORTED_BYTES = 64 << 20
+"""Arrow bytes that are sorted at once, in a table with an order of rows."""
+SORTED_ROWS = 16_384
+"""Rows of a row group there. It has a narrow range of values, so that readers skip most groups."""
 
 REPEATING = (
     "vbucket", "vbuuid", "event", "collection_id", "scope", "collection", "datatype", "flags", "expiry", "lock_time",
@@ -231,6 +235,7 @@ class ParquetLayout:
         large: columns without statistics in the file.
         statistics: columns whose least and greatest value in a file are known.
         create_counter: makes the counter of a file; None for no counts in its footer.
+        sorted_by: columns whose values decide the order of rows within a file.
     """
 
     repeating: tuple[str, ...] | None
@@ -238,6 +243,7 @@ class ParquetLayout:
     large: tuple[str, ...]
     statistics: tuple[str, ...]
     create_counter: Callable[[], RestCounter] | None = None
+    sorted_by: tuple[str, ...] = ()
 
 
 CHANGE_LAYOUT = ParquetLayout(REPEATING, ENCODINGS, ("value", "xattrs"), STATISTICS)
@@ -287,9 +293,10 @@ class RangeWriter:
         self._written = 0
         self._footers: list[pq.FileMetaData] = []
         self._counter: RestCounter | None = None
+        self._most_bytes = SORTED_BYTES if layout.sorted_by else ROW_GROUP_BYTES
 
     def write(self, rows: pa.Table) -> None:
-        """Add rows; they are written once they fill a row group."""
+        """Add rows; they are written once they fill a row group, or once they are many enough to be sorted."""
         if not rows.num_rows:
             return
         nbytes = rows.nbytes  # read once, because Arrow computes it from all buffers at each access
@@ -299,17 +306,21 @@ class RangeWriter:
             self._pending.append(piece)
             self._pending_rows += piece.num_rows
             self.pending_bytes += nbytes * piece.num_rows // rows.num_rows
-            if self.pending_bytes >= ROW_GROUP_BYTES or self._pending_rows >= ROW_GROUP_ROWS:
+            is_full = self._pending_rows >= ROW_GROUP_ROWS and not self._layout.sorted_by
+            if self.pending_bytes >= self._most_bytes or is_full:
                 self.flush()
 
     def flush(self) -> None:
-        """Write the pending rows as a row group."""
+        """Write the pending rows as a row group, or as several if they are sorted."""
         if not self._pending:
             return
-        rows = pa.concat_tables(self._pending)
+        rows, order = pa.concat_tables(self._pending), self._layout.sorted_by
+        if order:
+            rows = rows.sort_by([(name, "ascending") for name in order])
         writer = self._writer or self._open()
         column = pa.repeat(pa.scalar(self._range, pa.int32()), rows.num_rows)
-        writer.write_table(rows.append_column(self._schema.field(RANGE_COLUMN), column))
+        whole = rows.append_column(self._schema.field(RANGE_COLUMN), column)
+        writer.write_table(whole, row_group_size=SORTED_ROWS if order else None)
         if self._counter is not None:
             self._counter.add(rows)
         self._written += self.pending_bytes
