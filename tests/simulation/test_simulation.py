@@ -20,7 +20,6 @@ from penstock.client.replication.node_control import NodeControl
 from penstock.node.buckets.served_bucket import ServedBucket
 from penstock.store.documents import durability_monitor, incoming_changes
 from penstock.wire.codec.constants import VbucketState
-from penstock.wire.codec.frame import Frame
 from tests.patience import PATIENCE
 from tests.simulation.cluster import BUCKET, PORT
 from tests.simulation.cluster_story import ClusterStory
@@ -187,8 +186,8 @@ def test_a_broken_rule_is_found(schedule, spoil, problem):
 
 def test_changed_values_of_a_relay_are_found(monkeypatch):
     class SpoilingRelay(FrameRelay):
-        def __init__(self, source: NodeLink, target: NodeLink, watch: Callable[[Frame], None]) -> None:
-            super().__init__(source, target, watch)
+        def __init__(self, source: NodeLink, target: NodeLink, *arguments: Any, **options: Any) -> None:
+            super().__init__(source, target, *arguments, **options)
             send = target.transport.send
             target.send = lambda data: send(bytes(data).replace(b"w0-", b"x0-"))  # type: ignore[method-assign]
 
