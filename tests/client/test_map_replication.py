@@ -12,6 +12,7 @@ from penstock.client.cluster.map_replication import MapReplication, place_replic
 from penstock.client.cluster.node_failover import fail_over
 from penstock.client.cluster.vbucket_mover import VbucketMover
 from penstock.client.connect.address import parse_address
+from penstock.client.replication.replicator import Replicator
 from penstock.client.topology.balance_plan import plan_balance, plan_replicas
 from penstock.errors import UsageError
 from tests.client.peer import in_loop
@@ -121,3 +122,20 @@ async def run_story(nodes, third):
 def test_durable_writes_go_on_after_balances_and_a_failover():
     with ExitStack() as stack, ExitStack() as third:
         run_story([stack.enter_context(open_node()) for _ in range(2)], third)
+
+
+@in_loop
+async def replicate_with_a_fault(first, second, monkeypatch):
+    async def fail(replicator, report):
+        raise ZeroDivisionError("a fault of the program")
+
+    await balance(first, 1, second)
+    monkeypatch.setattr(Replicator, "run", fail)
+    async with MapReplication(make_address(second)) as replication:
+        await replication.wait()
+
+
+def test_unexpected_error_of_a_replication_ends_it(monkeypatch):
+    """Else it would be tried again for ever, without a word, and the replicas would stay behind."""
+    with open_node() as first, open_node() as second, pytest.raises(ZeroDivisionError, match=r"^a fault of the"):
+        replicate_with_a_fault(first.node, second.node, monkeypatch)

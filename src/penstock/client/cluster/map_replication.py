@@ -179,10 +179,12 @@ class MapReplication:
     # The replications of the nodes
 
     async def _follow_map(self) -> None:
-        """Start, restart and stop the replications of nodes."""
+        """Start, restart and stop the replications of nodes. Raises an unexpected error of one."""
         wanted = list_replicas(self._layout, tls=self._address.tls) if self._planned is None else self._planned
         for endpoint, copy in tuple(self._copies.items()):
             assert copy.task is not None
+            if copy.task.done():
+                copy.task.result()  # raises an error that no new attempt would end
             if copy.task.done() or copy.vbuckets - wanted.get(endpoint, frozenset()):
                 await copy.stop()
                 del self._copies[endpoint]

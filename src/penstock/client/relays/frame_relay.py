@@ -16,7 +16,7 @@ from penstock.client.connect.peer_forms import find_datatypes
 from penstock.client.relays.limited_frames import limit_frame, limit_run
 from penstock.client.relays.link_pair import LinkPair
 from penstock.client.relays.refused_messages import MessageRefused, RelayedStreams, is_refusal, make_refused_error
-from penstock.errors import Error, RemoteProtocolError
+from penstock.errors import RemoteProtocolError
 from penstock.wire.codec.constants import Dialect, VbucketState
 from penstock.wire.codec.frame import Frame, join_frame
 from penstock.wire.codec.opcodes import Magic, Opcode
@@ -121,7 +121,7 @@ class FrameRelay:
         assert self._before_takeover is not None
         try:
             await self._before_takeover(vbucket)
-        except (OSError, Error) as error:
+        except Exception as error:  # noqa: BLE001 whatever it is, the held messages must not wait for ever
             self.source.fail(error)
             return
         held, self._held, self._check = self._held, [], None
