@@ -521,11 +521,9 @@ def test_large_lookup_results_are_returned(modern):
     ]
 
 
-def test_request_that_is_too_long_is_answered_before_the_connection_ends(modern):
-    """As memcached: the header alone is read, so the reply does not wait for the value."""
+def test_request_that_is_too_long_ends_the_connection(modern):
+    """As Couchbase 7.x: the header alone is read, and the value is not waited for."""
     header = bytearray(Set(key=b"k", value=b"", opaque=7).encode()[:24])
     header[8:12] = (MAX_FRAME + 1).to_bytes(4, "big")
     modern.send(bytes(header))
-    reply = modern.receive()
-    assert (reply.opcode, reply.specific, reply.opaque) == (Opcode.SET, Status.EINVAL, 7)
     assert modern.ended()

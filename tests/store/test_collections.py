@@ -8,7 +8,6 @@ import pytest
 
 from penstock.errors import (
     CannotApplyManifest,
-    OutOfRange,
     RemoteProtocolError,
     UsageError,
 )
@@ -86,7 +85,7 @@ def test_equal_manifest_writes_no_events(bucket: BucketStore) -> None:
 
 def test_refused_manifest_changes_nothing(bucket: BucketStore) -> None:
     bucket.rollout.set_manifest(SHOP)
-    with pytest.raises(OutOfRange):
+    with pytest.raises(CannotApplyManifest):
         bucket.rollout.set_manifest(DEFAULT_MANIFEST)
     with pytest.raises(CannotApplyManifest):
         bucket.rollout.set_manifest(Manifest(3, DEFAULT_MANIFEST.scopes))

@@ -31,7 +31,6 @@ from penstock.wire.codec.frame import (
     read_frame_length,
     view_frame,
 )
-from penstock.wire.codec.opcodes import Magic
 from penstock.wire.columns.data_forms import SLACK
 from penstock.wire.columns.frame_offsets import Offsets, find_offsets, find_run_offsets
 from penstock.wire.columns.heads import Run
@@ -247,10 +246,6 @@ class FrameReceiver:
             try:
                 size = read_frame_length(slab.view, position, self.max_frame)
             except RemoteProtocolError as error:
-                magic, opcode, *_, opaque, _ = HEADER.unpack_from(slab.view, position)
-                if magic == Magic.REQUEST and self.max_frame == MAX_FRAME:
-                    # As memcached does after the header, for a peer that is trusted. The end of the input follows.
-                    events.append(MalformedFrame(magic, opcode, opaque, RemoteProtocolError(str(error))))
                 self._end_input(events, BrokenInput(error))
                 return
             if size > min(_OWN_BUFFER, slab.nbytes):
