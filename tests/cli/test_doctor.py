@@ -113,6 +113,7 @@ def test_missing_rights_are_problems_with_the_role_to_give(guarded):
     found = examine(guarded.url("beer"), Credentials("writer", SECRET))
     assert list_states(found, S.PROBLEM) == {
         "right to read documents",
+        "right to read seqnos",
         "right to read statistics",
         "right to read streams",
     }

@@ -44,6 +44,18 @@ def test_commits_of_other_programs_and_of_deltalake_are_seen(lake):
     assert lake.changelog_table.list_files(opened)[0].rows == 1
 
 
+def test_a_table_whose_old_commits_were_removed_is_read_again(lake):
+    """An opened version reads files of its log later, and another program may have removed some of them since."""
+    append(lake, 1, [row(1, 2)])
+    first, log = lake.changelog_table.open(), lake.changelog_table.path / "_delta_log"
+    DeltaTable(str(lake.changelog_table.path)).create_checkpoint()
+    (log / f"{0:020d}.json").unlink()
+    second = lake.changelog_table.open()
+    assert second is not first
+    assert second.version() == first.version()
+    assert second.vacuum(0, enforce_retention_duration=False) == []
+
+
 def test_a_table_that_was_removed_or_created_again_is_another_one(lake, tmp_path):
     opened, path = lake.changelog_table.open(), lake.changelog_table.path
     identity = lake.changelog_table.read_id(opened)

@@ -10,7 +10,7 @@ from penstock.client.connect.retry import run_with_retry
 from penstock.client.connect.server_info import ServerInfo, describe_missing_dialect, request_server_info
 from penstock.client.feeds.dialect_rules import LOG_FIRST_RULES, RefusedAnswer
 from penstock.client.topology.vbucket_requests import request_failover_logs
-from penstock.errors import ConnectionClosed, NotMyVbucket, UnsupportedServer
+from penstock.errors import AccessDenied, ConnectionClosed, NotMyVbucket, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 
 
@@ -60,7 +60,7 @@ async def has_dialect(link: NodeLink, dialect: Dialect, timeout: float) -> bool:
             return True
         rules = LOG_FIRST_RULES[dialect]
         reply = await link.request(rules.make_log_request(0, 0), timeout, accept=ANY_STATUS)
-    except NotMyVbucket:
+    except (NotMyVbucket, AccessDenied):  # a user with roles for parts of the bucket may not read failover logs so
         return True
     except ConnectionClosed:  # Couchbase 3.1.6 closes it after an opcode of DCP without OPEN
         return False

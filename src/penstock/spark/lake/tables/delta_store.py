@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from deltalake import DeltaTable
 from deltalake.exceptions import DeltaError, TableNotFoundError
@@ -86,12 +87,13 @@ class _OpenedTables:
     """The newest versions of tables on local disks, as this process has opened them.
 
     deltalake reads the checkpoint and up to fifty commits at each opening: 3 to 20 ms. A version is the newest one if
-    its commit is the same file as before, and the next commit does not exist.
+    its commit is the same file as before, and the next commit does not exist. It also reads older files later, so it
+    counts only as long as no file came into the log's directory or left it: a checkpoint lets older commits be removed.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._tables: OrderedDict[Path, tuple[Path, tuple[int | str, int], DeltaTable]] = OrderedDict()
+        self._tables: OrderedDict[Path, tuple[_LogState, DeltaTable]] = OrderedDict()
 
     def find(self, path: Path) -> DeltaTable | None:
         """Return the version of a table that was added last if it is the newest one, otherwise None."""
@@ -99,21 +101,37 @@ class _OpenedTables:
             known = self._tables.get(path)
         if known is None:
             return None
-        commit, identity, opened = known
-        # A table may have been removed and created again.
-        is_newest = not _locate_commit(path, opened.version() + 1).exists() and _identify(commit) == identity
-        return opened if is_newest else None
+        state, opened = known
+        is_newest = not _locate_commit(path, opened.version() + 1).exists()
+        return opened if is_newest and _read_state(path, opened.version()) == state else None
 
-    def add(self, path: Path, opened: DeltaTable) -> None:
-        """Add a version of a table."""
-        commit = _locate_commit(path, opened.version())
-        identity = _identify(commit)
+    def add(self, path: Path, changed_at: int | None, opened: DeltaTable) -> None:
+        """Add a version of a table.
+
+        Args:
+            path: the place of the table.
+            changed_at: when the directory of its log had changed, before the version was read.
+            opened: the version.
+        """
+        state = _read_state(path, opened.version())
         with self._lock:
             self._tables.pop(path, None)
-            if identity is not None:
-                self._tables[path] = commit, identity, opened
+            if state is not None and state.changed_at == changed_at:
+                self._tables[path] = state, opened
             while len(self._tables) > MOST_OPENED:
                 self._tables.popitem(last=False)
+
+
+class _LogState(NamedTuple):
+    """The state of a log on a local disk.
+
+    Attributes:
+        changed_at: when a file last came into the directory, or left it, in nanoseconds.
+        newest: the content of the newest commit. A table may have been removed and created again.
+    """
+
+    changed_at: int
+    newest: tuple[int | str, int]
 
 
 _opened = _OpenedTables()
@@ -123,9 +141,17 @@ def _locate_commit(path: Path, version: int) -> Path:
     return path / "_delta_log" / f"{version:020d}.json"
 
 
-def _identify(commit: Path) -> tuple[int | str, int] | None:
+def _read_state(path: Path, version: int) -> _LogState | None:
+    changed_at = _read_change_time(path)
     with suppress(FileNotFoundError, NotADirectoryError):
-        return identify_content(commit.stat())
+        newest = identify_content(_locate_commit(path, version).stat())
+        return None if changed_at is None else _LogState(changed_at, newest)
+    return None
+
+
+def _read_change_time(path: Path) -> int | None:
+    with suppress(FileNotFoundError, NotADirectoryError):
+        return (path / "_delta_log").stat().st_mtime_ns
     return None
 
 
@@ -144,9 +170,10 @@ def open_delta_log(path: LakePath) -> DeltaTable | None:
         return read_delta_log(path)
     opened = _opened.find(path)
     if opened is None and _has_commit(path):
+        changed_at = _read_change_time(path)
         opened = read_delta_log(path, lambda: _SharedVersion(path))
         if opened is not None:
-            _opened.add(path, opened)
+            _opened.add(path, changed_at, opened)
     return opened
 
 
