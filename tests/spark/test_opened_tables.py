@@ -44,7 +44,7 @@ def test_commits_of_other_programs_and_of_deltalake_are_seen(lake):
     assert lake.changelog_table.list_files(opened)[0].rows == 1
 
 
-def test_a_table_whose_old_commits_were_removed_is_read_again(lake):
+def test_a_table_without_its_old_commits_is_read_again(lake):
     """An opened version reads files of its log later, and another program may have removed some of them since."""
     append(lake, 1, [row(1, 2)])
     first, log = lake.changelog_table.open(), lake.changelog_table.path / "_delta_log"

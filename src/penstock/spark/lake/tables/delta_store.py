@@ -87,8 +87,8 @@ class _OpenedTables:
     """The newest versions of tables on local disks, as this process has opened them.
 
     deltalake reads the checkpoint and up to fifty commits at each opening: 3 to 20 ms. A version is the newest one if
-    its commit is the same file as before, and the next commit does not exist. It also reads older files later, so it
-    counts only as long as no file came into the log's directory or left it: a checkpoint lets older commits be removed.
+    its commit is the same file as before, and the next commit does not exist. It reads older files of the log later.
+    So it counts only as long as no file came into the log's directory or left it.
     """
 
     def __init__(self) -> None:
