@@ -6,6 +6,7 @@ from penstock import errors
 from penstock.errors import (
     AccessDenied,
     AuthenticationFailed,
+    BucketAccessDenied,
     BucketNotServed,
     BucketRecreated,
     ConnectionClosed,
@@ -69,6 +70,7 @@ __all__ = [
     "AccessDenied",
     "AuthenticationFailed",
     "Bucket",
+    "BucketAccessDenied",
     "BucketNotServed",
     "BucketRecreated",
     "BucketReplication",
