@@ -17,6 +17,6 @@ app.add_typer(commands, name="pipeline", rich_help_panel=Panel.SPARK)
 
 
 @commands.callback(invoke_without_command=True)
-def pipeline(context: typer.Context) -> None:  # noqa: D103 the help is that of the group
+def _print_help(context: typer.Context) -> None:
     if context.invoked_subcommand is None:
         print(context.get_help())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from penstock.client.connect.peer_forms import limit_datatypes
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.frame import DATATYPE_AT, Frame
 from penstock.wire.columns.heads import Run
@@ -27,12 +28,8 @@ def limit_run(run: Run, granted: Datatype) -> bytes:
     if surplus & Datatype.SNAPPY:
         run = inflate_run(run)
     first = int(run.offsets[0])
-    data = bytes(memoryview(run.buffer)[first : run.end])
-    if not surplus & Datatype.JSON:
-        return data
-    octets = np.frombuffer(data, np.uint8).copy()
-    octets[np.asarray(run.offsets, np.int64) - first + DATATYPE_AT] &= np.uint8(~Datatype.JSON & 0xFF)
-    return octets.tobytes()
+    frames = memoryview(run.buffer)[first : run.end]
+    return bytes(limit_datatypes(frames, np.asarray(run.offsets, np.int64) - first, granted))
 
 
 def limit_frame(frame: Frame, granted: Datatype) -> Frame:

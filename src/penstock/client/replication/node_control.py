@@ -61,6 +61,8 @@ class NodeControl:
         self._purpose = purpose
         self._session: ClientSession | None = None
         self._connecting = asyncio.Lock()
+        self._forms: tuple[ClientSession, PeerForms] | None = None
+        """The connection and the forms of its server, which may have another release on the next connection."""
 
     async def __aenter__(self) -> Self:
         """Connect."""
@@ -150,7 +152,7 @@ class NodeControl:
         wanted = sorted(vbuckets)
         if not wanted:
             return
-        forms = await self._choose_forms()
+        forms = await self._run(self._choose_forms)
         await self._send_all([forms.make_state_request(vbucket, state) for vbucket in wanted])
         states = await self.read_states()
         for vbucket in (vb for vb in wanted if states.get(vb) is not state):
@@ -160,10 +162,14 @@ class NodeControl:
             )
 
     async def _choose_forms(self) -> PeerForms:
-        """Return the forms of requests that the server understands. It may have another release since the last time."""
-        reply = await self._ask(lambda link, timeout: link.request(Version(), timeout, accept=ANY_STATUS))
-        version = "" if reply.specific else reply.value.decode("ascii", "replace")
-        return choose_peer_forms(version, (await self.connect()).features)
+        """Return the forms of requests that the server understands."""
+        session = await self._ensure_session()
+        if self._forms is None or self._forms[0] is not session:
+            timeout = self.address.options.operation_timeout
+            reply = await session.link.request(Version(), timeout, accept=ANY_STATUS)
+            version = "" if reply.specific else reply.value.decode("ascii", "replace")
+            self._forms = session, choose_peer_forms(version, session.features)
+        return self._forms[1]
 
     async def set_chains(self, chains: Mapping[int, Sequence[Sequence[str | None]]], state: VbucketState) -> None:
         """Set the state of vbuckets with their replication chains, for durable writes, in one step.
@@ -175,7 +181,7 @@ class NodeControl:
                 first; None for a replica that does not exist.
             state: the state.
         """
-        forms = await self._choose_forms()
+        forms = await self._run(self._choose_forms)
         unchained: Iterable[int] = chains
         if forms.has_chains:
             requests = [forms.make_chain_request(vb, state, topology) for vb, topology in sorted(chains.items())]
@@ -219,7 +225,7 @@ class NodeControl:
             KeyExists: the node has a newer map.
             TemporaryFailure: the node does not have the map afterwards.
         """
-        forms, version = await self._choose_forms(), read_version(document)
+        forms, version = await self._run(self._choose_forms), read_version(document)
         if not forms.has_map_revision and (found := read_version(await self.read_map())) > version:
             # Such a server would store an older map too.
             raise KeyExists(f"{self.address} has the map of version {found}, expected {version} at most")
