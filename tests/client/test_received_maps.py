@@ -27,6 +27,9 @@ from tests.waiting import pass_turns
 _SERVED_REVISION = 7
 
 
+NOTIFYING = [Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
+
+
 def make_map(*scripts, owners, rev=_SERVED_REVISION, **others):
     return config([f"127.0.0.1:{script.port}" for script in scripts], owners, rev=rev, **others)
 
@@ -38,6 +41,21 @@ def serve_map(*scripts, owners, rev=_SERVED_REVISION):
 
 def count_requests(opcode, *scripts):
     return sum(frame.opcode == opcode for each in scripts for peer in each.peers for frame in peer.requests)
+
+
+def notifying(answer):
+    """Return the answers of a producer that grants pushed maps; `answer` is called with each stream request."""
+
+    def produce(peer, frame):
+        if frame.opcode == Opcode.HELLO:
+            return reply(frame, value=pack_features(NOTIFYING))
+        if frame.opcode != Opcode.DCP_STREAM_REQ:
+            return None
+        request = decode_frame(frame)
+        assert isinstance(request, StreamReq)
+        return answer(peer, request)
+
+    return produce
 
 
 def push(value=b"", key=b"beer", epoch=0, revision=_SERVED_REVISION + 1):
@@ -145,13 +163,8 @@ async def test_unreadable_push_is_logged_once(caplog):
 
 @in_loop
 async def test_stream_goes_to_the_node_of_a_pushed_map_without_a_request():
-    def produce(peer, frame):
-        if frame.opcode == Opcode.HELLO:
-            return reply(frame, value=pack_features(NOTIFYING))
-        if frame.opcode != Opcode.DCP_STREAM_REQ:
-            return None
-        request = decode_frame(frame)
-        assert isinstance(request, StreamReq)
+    @notifying
+    def produce(peer, request):
         start = request.start_seqno
         data = accept(request) + marker(request, start, start + 1) + mutations(request, start + 1)
         moved = push(make_map(one, two, owners=[1], rev=8))
@@ -167,9 +180,6 @@ async def test_stream_goes_to_the_node_of_a_pushed_map_without_a_request():
             assert count_requests(Opcode.DCP_STREAM_REQ, two) == 1
             hello = next(frame for frame in one.peers[-1].requests if frame.opcode == Opcode.HELLO)
             assert pack_features(NOTIFYING) in hello.value
-
-
-NOTIFYING = [Feature.DUPLEX, Feature.CLUSTERMAP_CHANGE_NOTIFICATION]
 
 
 @pytest.mark.parametrize("way", ["the whole map", "its version alone", "no push"])

@@ -16,15 +16,14 @@ from penstock.errors import UnsupportedServer, UsageError
 from penstock.node import Node
 from penstock.wire.codec.constants import Dialect, Feature, VbucketState
 from penstock.wire.codec.flags import Datatype
-from penstock.wire.codec.layout import decode_frame
 from penstock.wire.codec.opcodes import Opcode
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.dcp import DeletionV2, StreamReq
-from penstock.wire.messages.kv import Flush, Get, pack_features
+from penstock.wire.messages.dcp import DeletionV2
+from penstock.wire.messages.kv import Flush, Get
 from penstock.wire.values.snappy import deflate
-from tests.client.peer import Script, in_loop, reply
+from tests.client.peer import Script, in_loop
 from tests.client.producer import accept, marker, mutations
-from tests.client.test_received_maps import NOTIFYING, count_requests, push, serve_map
+from tests.client.test_received_maps import count_requests, notifying, push, serve_map
 from tests.node.manifests import ALE, ALES, DEFAULT, make_beers, make_key, set_scopes
 from tests.node.test_follow import VBUCKETS, get_documents
 from tests.node.test_follow_collections import get_history, read_streams, wait_until_copied
@@ -385,13 +384,8 @@ def test_targets_that_cannot_be_replicas_are_refused(active, fresh):
 async def test_replication_leaves_a_node_that_keeps_silent_about_a_move():
     """Couchbase 7.2.8 ends no stream after a takeover."""
 
-    def produce(peer, frame):
-        if frame.opcode == Opcode.HELLO:
-            return reply(frame, value=pack_features(NOTIFYING))
-        if frame.opcode != Opcode.DCP_STREAM_REQ:
-            return None
-        request = decode_frame(frame)
-        assert isinstance(request, StreamReq)
+    @notifying
+    def produce(peer, request):
         start = request.start_seqno
         if not start:
             serve_map(one, two, owners=[1], rev=8)
