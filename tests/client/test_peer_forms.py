@@ -13,7 +13,8 @@ from penstock.client.connect.peer_forms import choose_peer_forms, find_datatypes
 from penstock.client.documents.document import compute_vbucket
 from penstock.client.replication.map_layout import make_map_document, read_map_layout
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import KeyExists, RemoteProtocolError
+from penstock.client.replication.replica_consumers import close_consumer
+from penstock.errors import KeyExists, RemoteProtocolError, UnsupportedServer, UsageError
 from penstock.wire.codec.constants import Feature, VbucketState
 from penstock.wire.codec.flags import Datatype
 from penstock.wire.codec.opcodes import Opcode
@@ -151,3 +152,24 @@ def test_attributes_are_refused_before_a_server_without_them_gets_them(node):
         assert (progress.written, progress.refused) == (20, 1)
         assert "the server has no extended attributes" in progress.refusals[0]
         assert not [frame for frame in server.requests if frame.datatype]
+
+
+@in_loop
+async def test_other_servers_get_no_request_to_close_connections(node):
+    """kv_engine has SCRUB under the opcode."""
+    sent = []
+
+    def record(server, frame):
+        sent.append(frame)
+
+    release = COUCHBASE_3_1.override(answers={Opcode.CLOSE_PRODUCER: record})
+    with OldServer(node, release) as server:
+        async with connect(server.url()) as bucket:
+            with pytest.raises(
+                UnsupportedServer, match=r" is Couchbase 3\.1\.6, which closes no connection of another"
+            ):
+                await bucket.close_streams("indexer")
+        async with NodeControl(parse_address(server.url())) as control:
+            with pytest.raises(UsageError, match=r"^the connection indexer fills the replica .*: end the program that"):
+                await close_consumer(control, "indexer")
+    assert sent == []

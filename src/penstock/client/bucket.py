@@ -15,6 +15,7 @@ from penstock.client.connect.address import DEFAULT_URL, Address, parse_address
 from penstock.client.connect.cluster_map import ClusterMap
 from penstock.client.connect.dropped_frames import DropReason
 from penstock.client.connect.handshake import DOCUMENTS
+from penstock.client.connect.server_info import close_producers
 from penstock.client.documents.document_commands import DocumentCommands
 from penstock.client.documents.document_requests import DocumentRequests
 from penstock.client.feeds.collection_selection import CollectionSelection, StreamContent
@@ -47,7 +48,6 @@ from penstock.errors import KeyNotFound, UsageError
 from penstock.store.history.failover_log import FailoverLog
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.columns.schema import Change
-from penstock.wire.messages.kv import CloseProducer
 
 
 @check_arguments
@@ -144,13 +144,17 @@ class Bucket(DocumentCommands):
         return await self.reports.total_stats(group)
 
     async def close_streams(self, name: str) -> None:
-        """Close the change-stream connections with a name, on all nodes. Raises KeyNotFound if there is none."""
-        request, timeout = CloseProducer(key=name.encode()), self.address.options.operation_timeout
+        """Close the change-stream connections with a name, on all nodes.
+
+        Raises:
+            KeyNotFound: there is none.
+            UnsupportedServer: a node is none of Penstock.
+        """
         refused: list[KeyNotFound] = []
         links = await self._nodes.run_with_retry(self._nodes.connect_all)
         for _, link in links:
             try:
-                await link.request(request, timeout)
+                await close_producers(link, name, self.address.options.operation_timeout)
             except KeyNotFound as error:
                 refused.append(error)
         if len(refused) == len(links):

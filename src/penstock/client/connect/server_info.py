@@ -9,7 +9,7 @@ from penstock.client.connect.node_link import ANY_STATUS, NodeLink
 from penstock.errors import Error, UnsupportedServer
 from penstock.wire.codec.constants import Dialect
 from penstock.wire.codec.statuses import Status
-from penstock.wire.messages.kv import Version
+from penstock.wire.messages.kv import CloseProducer, Version
 
 _DIALECT_NAMES = {Dialect.TAP: "TAP", Dialect.UPR_DRAFT: "UPR draft", Dialect.UPR: "UPR", Dialect.DCP: "DCP"}
 
@@ -31,9 +31,14 @@ class ServerInfo(NamedTuple):
     dialects: frozenset[Dialect] = frozenset()
 
     @property
+    def is_penstock(self) -> bool:
+        """Whether the server is a node of Penstock."""
+        return "penstock" in self.version
+
+    @property
     def name(self) -> str:
         """The product and its release, for error messages."""
-        if "penstock" in self.version:
+        if self.is_penstock:
             return f"Penstock {self.version.rpartition('-')[2]}"
         product = "Couchbase" if self.engine else "memcached"
         for version in (self.engine, self.version):
@@ -56,6 +61,25 @@ async def request_server_info(link: NodeLink, timeout: float) -> ServerInfo:
     return ServerInfo(
         version, stats.get("ep_version", ""), frozenset(dialect for dialect, found in groups.items() if found)
     )
+
+
+async def close_producers(link: NodeLink, name: str, timeout: float) -> None:
+    """Close the change-stream connections that have a name at a node. Also raises the errors of `request`.
+
+    Args:
+        link: a connection to the node.
+        name: the name.
+        timeout: seconds for an answer.
+
+    Raises:
+        UnsupportedServer: the server is no node of Penstock. Other servers have another command under this opcode.
+    """
+    server = await request_server_info(link, timeout)
+    if not server.is_penstock:
+        raise UnsupportedServer(
+            f"{link.peer} is {server.name}, which closes no connection of another program; expected a node of Penstock"
+        )
+    await link.request(CloseProducer(key=name.encode()), timeout)
 
 
 def describe_missing_dialect(peer: str, server: ServerInfo, wanted: Dialect) -> str:

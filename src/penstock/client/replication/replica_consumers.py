@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
+from penstock.client.connect.server_info import close_producers
 from penstock.client.replication.node_control import NodeControl
-from penstock.errors import KeyNotFound, StatusError, UsageError
-from penstock.wire.messages.kv import CloseProducer
+from penstock.errors import KeyNotFound, StatusError, UnsupportedServer, UsageError
 
 _PREFIX, _TYPE = "eq_dcpq:", ":type"
 
@@ -36,11 +36,11 @@ async def close_consumer(node: NodeControl, name: str) -> None:
     """
     link = (await node.connect()).link
     try:
-        await link.request(CloseProducer(key=name.encode()), node.address.options.operation_timeout)
+        await close_producers(link, name, node.address.options.operation_timeout)
     except KeyNotFound:
         return  # it has ended meanwhile
-    except StatusError as error:
+    except (StatusError, UnsupportedServer) as error:
         raise UsageError(
-            f"the connection {name} fills the replica at {node.address} ({error}), expected none: end the program that "
-            "replicates"
+            f"the connection {name} fills the replica at {node.address}, expected none: end the program that "
+            f"replicates, such as penstock replicate ({error})"
         ) from error
